@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -51,10 +53,32 @@ def test_killed_and_started_again_it_ends_with_the_same_loss(ranks: int, folder:
 @pytest.mark.timeout(230)
 def test_slurm_asks_for_a_checkpoint_and_requeues(folder: Path) -> None:
     """The batch script as Slurm runs it, with its warning signal; torchrun and scontrol are found on the PATH."""
+    with slurm_job(folder, f'shift 3; exec "{sys.executable}" "$@" --text LICENSE --quiet') as job:
+        for _ in range(1800):
+            if (folder / "char.sock").exists() and status(folder).get("step"):
+                break
+            assert job.poll() is None
+            signal.sigtimedwait([], 0.05)
+        os.kill(job.pid, signal.SIGUSR1)
+        assert job.wait(timeout=100) == 0
+    assert (folder / "requeued").read_text() == "requeue 7\n"
+    assert any((folder / "char" / "checkpoints").glob("step-*/MANIFEST.json"))
+
+
+def test_slurm_requeues_a_job_that_cannot_be_asked(folder: Path) -> None:
+    """It still loads its data, say: else Slurm would end it at the time limit, and for good."""
+    with slurm_job(folder, 'kill -USR1 "$PPID"; exec sleep 1000') as job:
+        assert job.wait(timeout=60) == 0
+    assert (folder / "requeued").read_text() == "requeue 7\n"
+
+
+@contextmanager
+def slurm_job(folder: Path, torchrun: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The batch script, with this shell command in the place of torchrun."""
     require("curl")
     programs = folder / "bin"
     programs.mkdir()
-    (programs / "torchrun").write_text(f'#!/bin/sh\nshift 3\nexec "{sys.executable}" "$@" --text LICENSE --quiet\n')
+    (programs / "torchrun").write_text(f"#!/bin/sh\n{torchrun}\n")
     (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >"{folder}/requeued"\n')
     for program in programs.iterdir():
         program.chmod(0o755)
@@ -72,18 +96,10 @@ def test_slurm_asks_for_a_checkpoint_and_requeues(folder: Path) -> None:
         [bash, ROOT / "examples" / "slurm-one.sbatch"], cwd=ROOT, env=env, start_new_session=True
     ) as job:
         try:
-            for _ in range(1800):
-                if (folder / "char.sock").exists() and status(folder).get("step"):
-                    break
-                assert job.poll() is None
-                signal.sigtimedwait([], 0.05)
-            os.kill(job.pid, signal.SIGUSR1)
-            assert job.wait(timeout=100) == 0
+            yield job
         finally:
-            if job.poll() is None:
+            with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
-    assert (folder / "requeued").read_text() == "requeue 7\n"
-    assert any((folder / "char" / "checkpoints").glob("step-*/MANIFEST.json"))
 
 
 def status(folder: Path) -> dict[str, object]:
