@@ -17,7 +17,7 @@ from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import MANIFEST, ManifestError
 from powerguard.trainer.store.shards import CancelledError, CorruptError, Snapshot
-from powerguard.trainer.store.store import SavedCheckpoint, Store, StoreError, newest_in
+from powerguard.trainer.store.store import LOCK, SavedCheckpoint, Store, StoreError, newest_in
 from tests.trainer.checkpoints import manifest, read, save
 from tests.trainer.toy import short_folder
 
@@ -282,6 +282,32 @@ def test_a_save_whose_folder_is_taken_away_is_an_error(store: Store, root: Path)
 
     with Snapshot() as snapshot, pytest.raises(FileNotFoundError, match="was taken away while it was written"):
         store.write_shard(folder.name, 0, snapshot, snapshot.take(items(1)), take_away)
+
+
+def test_no_checkpoint_is_saved_or_removed_in_a_folder_that_was_put_in_the_place_of_the_root(root: Path) -> None:
+    """As a disk that is mounted late: its checkpoints are those of the run before, and the next start looks there."""
+    with Store(root, job="test", slots=0) as before:
+        for step in (12, 13):
+            save(before, step, items(step))
+    disk, below = root.with_name("disk"), root.with_name("below")
+    root.rename(disk)
+    with Store(root, job="test", slots=0) as store:
+        (root / LOCK).unlink()
+        save(store, 1, items(1))
+        root.rename(below)
+        for place in ("nothing is there", "the disk is"):
+            with pytest.raises(StoreError, match=rf"^{root}: is no longer the folder"):
+                save(store, 2, items(2))
+            for call in (store.prune, store.scrub):
+                with pytest.raises(StoreError, match=r"\(undo that, or start the training again"):
+                    call()
+            if place == "nothing is there":
+                disk.rename(root)
+        assert [each.step for each in store.found()] == [13, 12]
+        root.rename(disk)
+        below.rename(root)
+        save(store, 2, items(2))
+        assert is_whole(store, 2)
 
 
 def test_what_is_set_aside_is_counted_and_not_kept_for_ever(store: Store, root: Path) -> None:
@@ -742,7 +768,7 @@ def test_a_folder_of_another_user_that_is_closed_costs_no_save(caplog: pytest.Lo
         os.seteuid(65534)
         try:
             with Store(folder, job="test", chunk_bytes=PAGE) as store:
-                for step in range(10, 14):
+                for step in (12, 13):
                     saved = save(store, step, items(step))
                 assert store.prepare(3 * PAGE)
                 assert [found.step for found in store.found()] == [13, 12]

@@ -20,6 +20,7 @@ from powerguard.trainer.seal.manifest import SEAL
 from powerguard.trainer.store.disk import Disk, FolderLock
 from powerguard.trainer.store.folders import remove
 from powerguard.trainer.store.manifest import MANIFEST, StoreError
+from powerguard.trainer.store.store import LOCK
 from powerguard.trainer.tiers.base import TierError
 
 _VERB: Final = "checkpoints prune"
@@ -171,9 +172,9 @@ def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], 
 def _alone(root: Path) -> Iterator[None]:
     """Hold the root's lock: training that writes there prunes by itself. Raises RefusedError."""
     lock: FolderLock | None = None
-    if (root / ".lock").exists():
+    if (root / LOCK).exists():
         try:
-            lock = FolderLock(root / ".lock", create=True)
+            lock = FolderLock(root / LOCK, create=True)
         except BlockingIOError as error:
             msg = f"{root}: training writes checkpoints there and prunes them itself (keep=)"
             raise RefusedError(msg) from error

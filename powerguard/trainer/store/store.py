@@ -16,6 +16,7 @@ docs/reference/checkpoint-format.md.
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,9 @@ __all__ = ["Found", "SavedCheckpoint", "Store", "StoreError", "newest_in"]
 
 HERE: Final = ".here-"
 """Of a file by which the first rank is seen to share this root: gone a moment later, unless it was killed."""
+
+LOCK: Final = ".lock"
+"""Name of the file in the root that a training holds locked."""
 
 _NEW: Final = ".new-"
 _KEPT_BAD: Final = 2
@@ -138,6 +142,7 @@ class Store:
         self._read: set[str] = set()
         self._manifest_bytes = MANIFEST_ROOM
         self._lock: FolderLock | None = None
+        self._root_stat = self.root.stat()
         self._left: list[str] = []
         """What an earlier run has left here besides checkpoints, as it was found at the start."""
         if leader:
@@ -151,6 +156,23 @@ class Store:
             self._lock = None
         if not self._is_writing:
             self.let_go()
+
+    def _check_place(self) -> None:
+        """Raise StoreError if the root's path leads to another folder by now. Only the leader looks.
+
+        A disk that was mounted or unmounted meanwhile: a checkpoint would lie where the next start does not look, and
+        retention would remove what an earlier run has left there.
+        """
+        if self._lock is None or self._lock.is_at(self.root / LOCK):
+            return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(self.root.stat(), self._root_stat):  # only the file of the lock was removed
+                return
+        msg = (
+            f"{self.root}: is no longer the folder in which training began: it was moved or removed, or a disk was"
+            " mounted or unmounted there (undo that, or start the training again: until then it saves no checkpoint)"
+        )
+        raise StoreError(msg)
 
     def _tidy(self) -> None:
         """Put in order what a kill or a cut has left: no rank has begun to save yet.
@@ -234,6 +256,7 @@ class Store:
         No rank gives the folder back before this rank has let go of it: `commit`, `let_go` or `abandon`. urgent: may
         take the last slot. Raises CancelledError once `cancel` is set; after any error call `abandon`.
         """
+        self._check_place()
         self._is_writing = True
         try:
             with self._room.told(layout.size_bytes * self._sharers):
@@ -493,6 +516,7 @@ class Store:
         """
         if not self.leader:
             return []
+        self._check_place()
         good = 0
         old: list[str] = []
         found = self.found()
@@ -537,6 +561,7 @@ class Store:
         Past the page cache, in idle time, and only the shards that lie here. rate: bytes a second at most; None: at
         full speed. One that does not verify is set aside and reported. None: there is none, or it was pruned meanwhile.
         """
+        self._check_place()
         found = self.found()
         unread = [each for each in found if each.digest not in self._read]
         return self._scrubbed((unread or found)[0], rate, stop) if found else None
@@ -599,7 +624,7 @@ def mount_of(path: Path) -> Path:
 def _locked(root: Path) -> FolderLock:
     """Hold the root's lock. It goes with the process, however that ends."""
     try:
-        lock = FolderLock(root / ".lock", create=True)
+        lock = FolderLock(root / LOCK, create=True)
     except BlockingIOError as error:
         msg = (
             f"{root}: another process writes checkpoints here, or a Guard of this one that is not closed"
