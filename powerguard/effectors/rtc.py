@@ -355,14 +355,17 @@ class RtcEffector:
     # --- What is ours ------------------------------------------------------------------------------------------
 
     def _known(self) -> tuple[str, ...]:
-        """Alarms that powerguard may have set. An unreadable file names none."""
+        """Alarms that powerguard may have set. A damaged file names none. Raises RtcError if it cannot be read."""
         if self._ours is None:
             try:
                 told = json.loads(self._file.read_bytes()[:4096])
                 named = told["alarms"][:_MOST_KEPT]
                 self._ours = tuple(each for each in named if isinstance(each, str))
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
                 self._ours = ()
+            except OSError as error:  # read again at the next order: it may name the alarm that is set
+                msg = f"{self._file}: cannot be read ({error.strerror}), so the owner of the clock's alarm is not known"
+                raise RtcError(msg) from None
         return self._ours
 
     def _keep(self, alarms: Sequence[str]) -> bool:

@@ -218,6 +218,21 @@ async def test_a_file_that_is_no_file_of_ours_names_nothing(driver: Driver, devi
         await effector(driver, device).carry_out(arm(60))
 
 
+async def test_a_file_that_could_not_be_read_is_read_again(driver: Driver, device: Path) -> None:
+    """The alarm of an outage would stay set, and power on a host that a person has switched off."""
+    await effector(driver, device).carry_out(arm(3600))
+    kept, away = device.with_name("rtc-alarm.json"), device.with_name("away")
+    kept.rename(away)
+    kept.symlink_to(kept)
+    next_boot = effector(driver, device)
+    with pytest.raises(EffectorError, match=r"rtc-alarm\.json: cannot be read \(Too many levels of symbolic links\)"):
+        await next_boot.carry_out(disarm())
+    assert driver.enabled
+    away.replace(kept)
+    assert told(await next_boot.carry_out(disarm()))["disarmed"]
+    assert not driver.enabled
+
+
 async def test_a_file_that_cannot_be_written_keeps_no_alarm_from_being_set(driver: Driver, device: Path) -> None:
     device.with_name("rtc-alarm.json").mkdir()
     mine = effector(driver, device)
