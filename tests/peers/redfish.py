@@ -111,7 +111,7 @@ class Faults:
 class OwnRedfish:
     """`async with OwnRedfish(certificate) as bmc`: bmc.port, bmc.system (what it holds), bmc.heard (method, path).
 
-    shape: "standard", "hpe", "dell" (a BIOS attribute alone), "none" (no property at all).
+    shape: "standard", "Hpe" and "Hp" (names in Oem), "dell" (a BIOS attribute alone), "none" (no property at all).
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class OwnRedfish:
         match shape:
             case "standard":
                 self.system["PowerRestorePolicy"] = policy
-            case "hpe":
-                self.system["Oem"] = {"Hpe": {"PowerAutoOn": policy}}
+            case "Hpe" | "Hp":
+                self.system["Oem"] = {shape: {"PowerAutoOn": policy}}
             case "dell":
                 self.bios["Attributes"]["AcPwrRcvry"] = policy
         target = f"/redfish/v1/Systems/{systems[0] if systems else 1}/Actions/ComputerSystem.Reset"

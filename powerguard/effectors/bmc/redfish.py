@@ -345,8 +345,11 @@ class Knob:
 _ON, _OFF, _LAST = PowerRestorePolicy.ALWAYS_ON, PowerRestorePolicy.ALWAYS_OFF, PowerRestorePolicy.LAST_STATE
 KNOBS: Final = (
     Knob(("PowerRestorePolicy",), {_ON: "AlwaysOn", _OFF: "AlwaysOff", _LAST: "LastState"}),
-    # HPE iLO 5 and 6 (their reference of ComputerSystem, and recorded services).
-    Knob(("Oem", "Hpe", "PowerAutoOn"), {_ON: "PowerOn", _OFF: "RemainOff", _LAST: "Restore"}),
+    # HPE iLO 5 and 6, iLO 4 (their references of ComputerSystem, and recorded services).
+    *(
+        Knob(("Oem", vendor, "PowerAutoOn"), {_ON: "PowerOn", _OFF: "RemainOff", _LAST: "Restore"})
+        for vendor in ("Hpe", "Hp")
+    ),
 )
 
 # Attributes of a Bios resource, in lower case and with letters only, and their values likewise. Dell up to iDRAC 9:

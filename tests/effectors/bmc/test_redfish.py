@@ -155,11 +155,13 @@ async def test_observe_never_writes(tmp_path: Path, certificate: Certificate) ->
         assert bmc.count("PATCH") == 0
 
 
-async def test_hpe_has_its_own_property(tmp_path: Path, certificate: Certificate) -> None:
-    async with OwnRedfish(certificate, shape="hpe", policy="Restore") as bmc:
+@pytest.mark.parametrize("vendor", ["Hpe", "Hp"])
+async def test_hpe_has_its_own_property(tmp_path: Path, certificate: Certificate, vendor: str) -> None:
+    """By another name up to iLO 4."""
+    async with OwnRedfish(certificate, shape=vendor, policy="Restore") as bmc:
         told = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
         assert (told["before"], told["policy"], told["changed"]) == ("last-state", "always-on", True)
-        assert bmc.system["Oem"] == {"Hpe": {"PowerAutoOn": "PowerOn"}}
+        assert bmc.system["Oem"] == {vendor: {"PowerAutoOn": "PowerOn"}}
 
 
 async def test_what_the_bios_stages_is_read_and_never_written(tmp_path: Path, certificate: Certificate) -> None:
