@@ -9,6 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ LASTS_S: Final = 300.0
 """An alert that stands ends by itself after this long unless it is sent again."""
 AWAY_S: Final = 86400.0
 """The same while the host is powered off and cannot send."""
+CLOCKS_APART_S: Final = 60.0
+"""Difference of two clocks that matters for how long an alert lasts."""
 GRACE_S: Final = 1.0
 """From a program's limit to that of its delivery, so that what the program has printed is still read."""
 EVENT_S: Final = 900.0
@@ -130,6 +133,8 @@ class _Resolver(AbstractResolver):
 class _Http(Target):
     """POST over HTTP and HTTPS: verified, without redirects to other hosts, cookies and proxies of the environment."""
 
+    answered_at: float | None = None
+    """When the last answer came, by the clock of the other side (its Date)."""
     _tls: ssl.SSLContext | None = None
 
     async def post(
@@ -171,6 +176,7 @@ class _Http(Target):
                 content += chunk
                 if len(content) >= MAX_ANSWER_BYTES:
                     break
+        self.answered_at = _date(told.headers.get("Date"))
         answer = f"{told.status} {one_line(content, self.secrets)}".strip()
         if 200 <= told.status < 300:
             return content, answer
@@ -182,6 +188,14 @@ class _Http(Target):
 
 def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isdecimal() and len(text) < 6 else None
+
+
+def _date(text: str | None) -> float | None:
+    """Unix seconds of a Date header; None if there is none."""
+    try:
+        return None if text is None else parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _failure(error: Exception, ca_file: str | None) -> str:
@@ -250,7 +264,10 @@ class Webhook(_Http):
 
 
 class Alertmanager(_Http):
-    """Kind `alertmanager`: an alert begins, is sent again while it stands, and is ended."""
+    """Kind `alertmanager`: an alert begins, is sent again while it stands, and is ended.
+
+    Its times are by the clock of the other side, which judges by that whether it is over.
+    """
 
     folds = False
 
@@ -261,25 +278,26 @@ class Alertmanager(_Http):
         self._options = options
         self._wall = wall
         self._standing = standing
+        self._ahead_s = 0.0
+        """How far its clock is ahead of this host's."""
 
     async def deliver(self, message: Message, limit_s: float) -> str:  # noqa: ARG002 - the caller ends it
         lasts_s = 0.0 if message.status == "end" else EVENT_S
         if message.key in self._standing and message.status != "end":
             lasts_s = self._lasts_s()
-        return await self._send([self._alert(message, self._wall() + lasts_s), *self._others(message.key)])
+        return await self._send(lambda: [self._alert(message, lasts_s), *self._others(message.key)])
 
     async def refresh(self) -> str:
-        return await self._send(alerts) if (alerts := self._others()) else ""
+        return await self._send(self._others) if self._standing else ""
 
     def _others(self, but: str = "") -> list[dict[str, Any]]:
-        ends = self._wall() + self._lasts_s()
-        return [self._alert(each, ends) for key, each in self._standing.items() if key != but]
+        return [self._alert(each, self._lasts_s()) for key, each in self._standing.items() if key != but]
 
     def _lasts_s(self) -> float:
         """Return how long an alert stands that is not sent again: a host that is powered off cannot send."""
         return AWAY_S if any(key.startswith("power_off:") for key in self._standing) else LASTS_S
 
-    def _alert(self, message: Message, ends: float) -> dict[str, Any]:
+    def _alert(self, message: Message, lasts_s: float) -> dict[str, Any]:
         what, _, name = message.key.partition(":")
         name = what if message.story else name.partition(":")[0]
         # The labels are the alert's identity: the same at its begin and its end.
@@ -291,21 +309,28 @@ class Alertmanager(_Http):
             "key": message.key,
             "source": "powerguard",
         }
+        ends = self._wall() + self._ahead_s + lasts_s
         return {
             "labels": {**labels, **self._options.labels},
             "annotations": {"summary": message.title, "description": message.text},
-            "startsAt": _iso(min(message.at, ends)),
+            "startsAt": _iso(min(message.at + self._ahead_s, ends)),
             "endsAt": _iso(ends),
         }
 
-    async def _send(self, alerts: list[dict[str, Any]]) -> str:
+    async def _send(self, alerts: Callable[[], list[dict[str, Any]]]) -> str:
+        """Send alerts; again, if the answer shows that the clocks are not as far apart as was assumed."""
         options = self._options
         authorization = None
         if options.authorization is not None:
             authorization = await self.read("authorization", options.authorization)
         url = f"{options.url}/api/v2/alerts"
-        body = json.dumps(alerts).encode()
-        _, answer = await self.post(url, body, authorization=authorization, ca_file=options.ca_file)
+        for _ in range(2):
+            body = json.dumps(alerts()).encode()
+            _, answer = await self.post(url, body, authorization=authorization, ca_file=options.ca_file)
+            ahead_s = 0.0 if self.answered_at is None else self.answered_at - self._wall()
+            if abs(ahead_s - self._ahead_s) < CLOCKS_APART_S:
+                break
+            self._ahead_s = ahead_s
         return answer
 
 

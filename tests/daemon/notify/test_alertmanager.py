@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from powerguard.core.model.actions import Level
 from powerguard.core.model.state import State
-from tests.daemon.notify.post import began, ended, note, options, post
+from tests.daemon.notify.post import Clock, began, ended, note, options, post
 from tests.peers.ports import free_port
 from tests.prometheus.served import alertmanager
 
@@ -65,6 +65,23 @@ async def test_alerts_begin_stand_and_end(url: str, tmp_path: Path) -> None:
         await made.until(lambda: made.view("alerts").delivered == 6)
         assert await alerts(url) == {}
         assert made.view("alerts").failed == 0
+
+
+@pytest.mark.parametrize("ahead_s", [-1000.0, 1000.0, -8e8])
+async def test_a_host_whose_clock_is_wrong_has_its_alerts_seen(url: str, tmp_path: Path, ahead_s: float) -> None:
+    """Behind: an alert would be over before it begins, in spite of status 200. Ahead: it would not end."""
+    target = {"kind": "alertmanager", "url": url, "limit_s": 30}
+    async with post(options(alerts=target), tmp_path, Clock(ahead_s=ahead_s)) as made:
+        made.hear(*began())
+        made.hear(note("way_blocked", because="x", way="w"))
+        await made.until(lambda: made.view("alerts").delivered == 2)
+        found = await alerts(url)
+        assert set(found) == {"PowerguardOutage", "PowerguardWayBlocked"}
+        left = ends(found, "PowerguardOutage") - datetime.now(UTC)
+        assert timedelta(minutes=2) < left < timedelta(minutes=7)
+        made.hear(*ended())
+        await made.until(lambda: made.view("alerts").delivered == 3)
+        assert set(await alerts(url)) == {"PowerguardWayBlocked"}
 
 
 async def test_what_stands_is_ended_after_a_restart(url: str, tmp_path: Path) -> None:
