@@ -187,7 +187,7 @@ def test_a_cap_stands_until_utility_is_there_to_stay() -> None:
     (order,) = at.actions
     assert isinstance(order, RestorePower)
     assert (order.outage, order.by_s) == ("o", 135.0)
-    assert at.state.cap == replace(STANDING, order=order.id, lifting=True, at_s=130.0)
+    assert at.state.cap == replace(STANDING, order=order.id, lifting=True, at_s=130.0, retry_at_s=140.0)
 
 
 def test_a_blind_ups_does_not_slow_training_down_for_ever() -> None:
@@ -204,8 +204,8 @@ def test_a_blind_ups_does_not_slow_training_down_for_ever() -> None:
 
 
 def test_a_restore_is_tried_until_it_is_heard() -> None:
-    """Every ten seconds, with an alarm that stands until it has worked."""
-    lifting = replace(STANDING, order="r", lifting=True, at_s=130.0)
+    """Ten seconds later, with an alarm that stands until it has worked."""
+    lifting = replace(STANDING, order="r", lifting=True, at_s=130.0, retry_at_s=140.0)
     at = turn(Online(), now_s=132.0, supply=Supply.UTILITY, standing=lifting)
     restore = RestorePower(id="r", by_s=135.0, outage="o")
     escalation.handle_cap(at, Failed(at_s=132.0, action=restore, took_s=2.0, reason="no helper"))
@@ -225,6 +225,20 @@ def test_a_restore_is_tried_until_it_is_heard() -> None:
     assert at.state.told == ()
     assert at.notes[-1].event == "gpu_power_restored"
     assert at.notes[-1].numbers == (("gpus", 8),)
+
+
+def test_a_gpu_that_never_takes_its_limit_back_is_asked_ever_less_often() -> None:
+    """Each try is an error in the log: one every ten seconds would hide all others."""
+    at = turn(Online(), now_s=200.0, supply=Supply.UTILITY, standing=STANDING)
+    tries: list[float] = []
+    while at.now_s < 2000.0:
+        escalation.reconcile_cap(at)
+        if at.actions:
+            tries.append(at.now_s - 200.0)
+            escalation.handle_cap(at, Failed(at_s=at.now_s, action=at.actions.pop(), took_s=0.0, reason="GPU 3: hangs"))
+        at.now_s += 1.0
+    assert tries == [0.0, 10.0, 30.0, 70.0, 150.0, *range(310, 1801, 300)]
+    assert [note.event for note in at.notes] == ["gpu_power_stuck_raised"]
 
 
 def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:

@@ -113,7 +113,7 @@ def test_an_account_of_which_nothing_is_known_begins_with_the_next_reading() -> 
 
 def test_power_that_could_not_be_restored_is_tried_again_by_time_alone() -> None:
     """Also while no reading comes."""
-    calm = replace(after(says(1.0), says(2.0)).state, owed=(GpuCap(outage="o", at_s=0.0, lifting=True),))
+    calm = replace(after(says(1.0), says(2.0)).state, owed=(GpuCap(outage="o", retry_at_s=10.0, lifting=True),))
     assert not any(isinstance(order, RestorePower) for order in after(Tick(at_s=9.9), state=calm).actions)
     assert [order.by_s for order in after(Tick(at_s=10.0), state=calm).actions if isinstance(order, RestorePower)] == [
         15.0

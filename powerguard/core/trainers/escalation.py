@@ -48,7 +48,8 @@ CAP_SETTLE_S: Final = 10.0
 
 LEAST_CAP_GAIN = 1.05
 CAP_LIMIT_S = 5.0
-RESTORE_AGAIN_S = 10.0
+RESTORE_AGAIN_S, RESTORE_LATER_S = 10.0, 300.0
+"""Time to the second restore and longest time to a further one; it doubles. The helper also tries again by itself."""
 CAP_FAILED = "gpu_cap_failed"
 """Alarm: GPU power could not be capped in this outage; what comes after a cap waits for none."""
 _CAP_STUCK = "gpu_power_stuck"
@@ -280,7 +281,7 @@ def _cap_is_over(turn: Turn) -> bool:
     if cap is not None and drill is not None and drill.stage == "cap" and cap.outage == drill.id:
         return False  # It measures what the cap brings, and ends in time.
     if cap is not None and cap.lifting:
-        return turn.now_s - cap.at_s >= RESTORE_AGAIN_S
+        return turn.now_s >= cap.retry_at_s
     if budget.power_off_at_s(feed) is None and fusion.is_stable(
         turn.policy, feed, turn.now_s, stable_s=turn.policy.cap_lift_s
     ):
@@ -291,7 +292,8 @@ def _cap_is_over(turn: Turn) -> bool:
 
 def _lift_cap(turn: Turn, cap: GpuCap) -> None:
     order = turn.order(RestorePower, limit_s=CAP_LIMIT_S, outage=cap.outage)
-    turn.owe(replace(cap, order=order, lifting=True, at_s=turn.now_s))
+    again_s = min(max(2 * (cap.retry_at_s - cap.at_s), RESTORE_AGAIN_S), RESTORE_LATER_S)
+    turn.owe(replace(cap, order=order, lifting=True, at_s=turn.now_s, retry_at_s=turn.now_s + again_s))
 
 
 def handle_cap(turn: Turn, outcome: Done | Failed) -> None:
