@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator
 from email.message import EmailMessage
 from email.utils import format_datetime
+from socket import getfqdn
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -120,7 +121,7 @@ def _own_name() -> str:
     Where only DNS knows the name, it takes a resolver 20 s to report that no DNS answers, as in many an outage.
     """
     found: list[str] = []
-    asking = threading.Thread(target=lambda: found.append(socket.getfqdn()), daemon=True)
+    asking = threading.Thread(target=lambda: found.append(getfqdn()), daemon=True)
     asking.start()
     asking.join(NAME_S)
     return next((name for name in found if "." in name), "[127.0.0.1]")
@@ -163,6 +164,8 @@ def apprise(request: dict[str, Any]) -> Result:
 
     vars_of: Any = requests.Session
     vars_of.send = watched
+    vars_of = socket
+    vars_of.getfqdn = _own_name  # smtplib asks it, for a mailto:// of Apprise
     message = request["message"]
     kinds = {"error": NotifyType.FAILURE, "warning": NotifyType.WARNING, "info": NotifyType.INFO}
     is_good = message["status"] == "end" and message["level"] == "info"

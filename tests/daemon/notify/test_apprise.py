@@ -17,6 +17,7 @@ URLS = {
     "wecom": ("wecombot://good-key-1", "qyapi.weixin.qq.com"),
     "slack": ("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#ops", "hooks.slack.com"),
     "ntfy": ("ntfy://powerguard-ops", "ntfy.sh"),
+    "wxpusher": ("wxpusher://AT_appid/123", "wxpusher.zjiecode.com"),
     "pagerduty": ("pagerduty://0123456789abcdef0123456789abcdef@key/gpu-01", "events.pagerduty.com"),
 }
 
@@ -42,6 +43,7 @@ async def test_each_service_takes_the_message(services: Services, tmp_path: Path
         assert {host for host, _ in services.taken} == {host for _, host in URLS.values()}
         assert all("Utility power failed" in json.dumps(body) for _, body in services.taken)
         assert made.view("slack").answer == "200 ok"
+        assert all(view.failed == 0 for view in made.messenger.views())
         assert made.view("pagerduty").answer.startswith('202 {"status": "success"')
 
 
