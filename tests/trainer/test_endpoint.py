@@ -154,7 +154,8 @@ def test_pause_resume_delete_status(guard: Guard, where: Path) -> None:
         ("POST", "/api/v1/pause", b'{"lease_s": -1}', 400, "lease_s: must be a number of 0 to"),
         ("POST", "/api/v1/hold_uploads", b'{"lease_s": "long"}', 400, "lease_s: must be a number of 0 to"),
         ("POST", "/api/v1/hold_uploads", None, 200, "uploads_held"),
-        ("PUT", "/api/v1/status", None, 501, ""),
+        ("PUT", "/api/v1/status", None, 501, '{"error": "Unsupported method (\'PUT\')"}'),
+        ("GET", f"/{'x' * 66_000}", None, 414, '{"error": "'),
     ],
 )
 def test_every_request_gets_its_answer(

@@ -452,6 +452,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's signature
         """Log nothing: the training's output is its own."""
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """Refuse what http.server refuses by itself (an unknown method, a line too long) as all else is refused."""
+        self._refuse(HTTPStatus(code), message or HTTPStatus(code).phrase)
+
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         if parts.path == HEALTH_PATH:
