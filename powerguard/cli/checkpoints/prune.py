@@ -8,12 +8,21 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from powerguard.cli.checkpoints.found import Entry, PlaceError, access_of, entries_at, now_s, tier_at, verified
+from powerguard.cli.checkpoints.found import (
+    PATIENCE_S,
+    Entry,
+    PlaceError,
+    access_of,
+    entries_at,
+    now_s,
+    tier_at,
+    verified,
+)
 from powerguard.cli.render import Bar, agreed, amount, clean, duration, table
 from powerguard.cli.shared import fail
 from powerguard.trainer.seal.manifest import SEAL
@@ -22,6 +31,7 @@ from powerguard.trainer.store.folders import remove
 from powerguard.trainer.store.manifest import MANIFEST, StoreError
 from powerguard.trainer.store.store import LOCK
 from powerguard.trainer.tiers.base import TierError
+from powerguard.trainer.tiers.transfer import Gate
 
 _VERB: Final = "checkpoints prune"
 _STALE_S: Final = 86400.0
@@ -155,17 +165,31 @@ def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], 
         for root in (each for each in roots if "://" not in each):
             stack.enter_context(_alone(Path(root)))  # of all roots, before one is changed
         for root, entries in roots.items():
-            if "://" in root:
-                tier_at(root, **access_of(args)).remove([each.name for each in entries])
-                gone += entries
-                continue
+            remove_it = _remover(root, args)
             for entry in entries:
-                because = remove_one(Path(entry.path))
+                because = remove_it(entry)
                 if because:
                     left.append((entry, because))
                 else:
                     gone.append(entry)
     return gone, left
+
+
+def _remover(root: str, args: argparse.Namespace) -> Callable[[Entry], str]:
+    """Return what removes one checkpoint of this root, and returns "", or why it could not."""
+    if "://" not in root:
+        return lambda entry: remove_one(Path(entry.path))
+    tier, gate = tier_at(root, **access_of(args)), Gate(patience_s=PATIENCE_S)
+    gate.call(tier.remove_stale)
+
+    def remove_it(entry: Entry) -> str:
+        try:
+            gate.call(lambda: tier.remove(entry.name))
+        except TierError as error:  # must not keep the others
+            return str(error)
+        return ""
+
+    return remove_it
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -250,10 +251,13 @@ class ObjectTier:
         self._remove(names)
         return bool(names)
 
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove these, and what was never committed and is a day older than a newer one."""
-        listed = self._listed()
-        self._remove([*names, *outdated(listed, len(listed), 0)])
+    def remove(self, name: str) -> None:
+        """Remove this one."""
+        self._remove([name])
+
+    def remove_stale(self) -> None:
+        """Remove what was never committed and is a day older than a newer one."""
+        self.prune(sys.maxsize, 0, "")
 
     def _remove(self, names: Sequence[str]) -> None:
         import obstore

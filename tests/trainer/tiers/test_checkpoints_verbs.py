@@ -80,7 +80,7 @@ def test_damage_is_told(place: list[str], s3: S3Server, proxy: Proxy, capsys: py
 def test_what_training_prunes_before_it_is_read_is_no_damage(place: list[str], tmp_path: Path) -> None:
     access = {"endpoint": place[2], "region": "us-east-1", "credentials_file": str(tmp_path / "credentials")}
     oldest = entries_at(place[0], **access)[-1]
-    tier_at(place[0], **access).remove([oldest.name])
+    tier_at(place[0], **access).remove(oldest.name)
     read = verified(oldest, Bar("", quiet=True), **access)
     assert (read.state, read.because) == ("unfinished", "it was removed meanwhile")
 
@@ -119,6 +119,21 @@ def test_pruned_when_what_stays_was_read(place: list[str], capsys: pytest.Captur
     capsys.readouterr()
     assert main(["checkpoints", "list", *place, "--json"]) == 0
     assert [each["step"] for each in told(capsys)["checkpoints"]] == [4]
+
+
+def test_a_prune_that_fails_midway_names_what_went(
+    place: list[str], proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A store that is busy for a moment is asked again. Each is removed by two POSTs: its manifest, and the rest."""
+    faults = [Fault(503, "SlowDown"), None, None, Fault(403, "AccessDenied"), None, None]
+    proxy.rule = lambda method, _path: faults.pop(0) if method == "POST" else None
+    assert main(["checkpoints", "prune", *place, "--keep", "1", "--yes", "--json"]) == 1
+    pruned = told(capsys)
+    assert [[each["step"] for each in pruned[word]] for word in ("kept", "removed")] == [[4], [3, 1]]
+    (left,) = pruned["left"]
+    assert "step-000000000002" in left["path"]
+    assert "access is denied" in left["because"]
+    assert faults == []
 
 
 def test_a_store_of_more_than_a_resume_looks_at_is_listed_and_rolled_back(
