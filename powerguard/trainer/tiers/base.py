@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from powerguard.trainer.store.folders import Found, SavedCheckpoint
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard, StoreError
+from powerguard.trainer.store.manifest import digest_of as digest_of_manifest
 from powerguard.trainer.store.shards import THREADS, Snapshot, digest_of, over_chunks
 
 
@@ -159,6 +160,14 @@ def conflict(url: str, name: str, there: str | None, digest: str) -> TierError:
         " two trainings share a job name, or the store mixed them up (give each job its own)"
     )
     return TierError(Kind.CONFLICT, msg)
+
+
+def digest_there(content: bytes | None) -> str | None:
+    """Return the digest of a manifest in a tier, also of one that was copied there from a local disk. None: none."""
+    try:
+        return None if content is None else digest_of_manifest(content)
+    except ManifestError:  # it is none, and so not the one to be put
+        return "no manifest"
 
 
 def folder_of(job: str) -> str:

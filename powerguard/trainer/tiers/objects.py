@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +37,7 @@ from powerguard.trainer.tiers.base import (
     Source,
     TierError,
     conflict,
+    digest_there,
     folder_of,
     newest_first,
     outdated,
@@ -202,8 +202,7 @@ class ObjectTier:
     # --- Writing ---------------------------------------------------------------------------------------------------
 
     def committed(self, name: str) -> str | None:
-        content = self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
-        return None if content is None else f"sha256:{sha256(content).hexdigest()}"
+        return digest_there(self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES))
 
     def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:  # noqa: ARG002 - one answer has all
         there = self._chunks(name, shard)

@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -38,6 +37,7 @@ from powerguard.trainer.tiers.base import (
     Source,
     TierError,
     conflict,
+    digest_there,
     folder_of,
     newest_first,
     outdated,
@@ -87,8 +87,7 @@ class PathTier:
 
     def committed(self, name: str) -> str | None:
         with self._worded(name):
-            content = _content(self._root / name / MANIFEST)
-        return None if content is None else f"sha256:{sha256(content).hexdigest()}"
+            return digest_there(_content(self._root / name / MANIFEST))
 
     def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:
         """What has been written before counts only when it reads back as it must: a kill may have torn it."""

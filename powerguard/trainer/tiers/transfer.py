@@ -193,7 +193,9 @@ class Transfer:
         """
         name, target = self._name, self._target
         manifest = self._manifest()
-        if self.gate.call(lambda: target.committed(name)) is None:
+        there = self.gate.call(lambda: target.committed(name))
+        # A copy that was made by hand has its manifest before its shards.
+        if there is None or (there == manifest.digest and self.gate.call(lambda: target.absent(name, manifest))):
             try:
                 self._upload_all(manifest)
             except TierError as error:

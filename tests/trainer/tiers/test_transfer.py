@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -101,6 +102,23 @@ def test_two_writers_of_one_manifest(tmp_path: Path, remote: Remote) -> None:
         tier_of(remote, "llm").commit(name, other)
     assert caught.value.kind is Kind.CONFLICT
     assert tier_of(remote, "llm").committed(name) == manifest.digest
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_checkpoint_that_was_copied_there_by_hand_is_the_same(tmp_path: Path, *, is_half: bool) -> None:
+    """Its manifest is filled up with line ends, as the store makes it. What such a copy lacks is added."""
+    saved = save(tmp_path / "root", 7, mib=1)
+    copy = tmp_path / "nas" / "llm" / Path(saved.path).name
+    shutil.copytree(saved.path, copy)
+    if is_half:
+        os.truncate(copy / "shard-00000", 1000)
+    remote, progress = Remote(url=str(tmp_path / "nas")), Progress()
+    assert carried(saved, remote, progress)
+    assert (progress.bytes_sent > 0) == is_half
+    tier = tier_of(remote, "llm")
+    (found,) = tier.found()
+    assert found.digest == saved.manifest_digest
+    assert read_shard(tier.open_shard, found, 0)["state"].data == state(7, mib=1)
 
 
 def test_each_part_carries_its_sha256(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
