@@ -39,7 +39,8 @@ from powerguard.trainer.seal.folder import (
     seal,
 )
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal
-from powerguard.trainer.store.store import SavedCheckpoint, StoreError, make_root
+from powerguard.trainer.store.disk import FolderLock
+from powerguard.trainer.store.store import SavedCheckpoint, StoreError, locked, make_root
 
 METADATA: Final = ".metadata"
 
@@ -156,6 +157,9 @@ def _take(folder: Path) -> None:
 
 _NAMES: Final = "dcp-step-*"
 
+_locks: Final[dict[Path, FolderLock]] = {}
+"""Of each root that this process saves into, until it ends: another training would set its checkpoints aside."""
+
 
 # --- One folder per step ------------------------------------------------------------------------------------------
 
@@ -173,11 +177,15 @@ def save_sealed(
     keep: how many sealed ones stay, at least 2; older ones go when this one is durable. Those of higher steps are set
     aside as `old-...`: training was rolled back behind them. What a kill has left unfinished is removed first: it would
     fill the disk. options: FileSystemWriter's.
-    Raises SealError on every rank when it failed on any; the earlier checkpoints then stand.
+    Raises SealError on every rank when it failed on any; the earlier checkpoints then stand. StoreError: another
+    process saves there. The first save locks root until this process ends.
     """
     root = Path(root).expanduser()
 
     def new() -> str:
+        make_root(root)
+        if root.resolve() not in _locks:
+            _locks[root.resolve()] = locked(root, ".lock-dcp")
         leave_behind(root, step, _NAMES)
         for left in root.glob(f"{_NAMES}/{UNBORN}"):
             if not (left.parent / SEAL).exists():  # a kill, or a power cut, in the midst of an earlier save

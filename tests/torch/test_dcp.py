@@ -195,7 +195,19 @@ def test_what_a_kill_has_left_unfinished_goes_with_the_next_save(tmp_path: Path)
     (tmp_path / "dcp-step-mine").mkdir()
     saved = save_sealed(made(2), tmp_path, 2)
     assert not left.exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"dcp-step-mine", Path(saved.path).name}
+    assert {path.name for path in tmp_path.glob("dcp-*")} == {"dcp-step-mine", Path(saved.path).name}
+
+
+def test_a_second_training_is_refused_and_touches_no_checkpoint(tmp_path: Path) -> None:
+    """Started on the same folder by mistake, it would set aside or remove what the first one saves. Reading is free."""
+    saved = save_sealed(made(900), tmp_path, 900)
+    code = "import sys, torch; from powerguard.trainer.dcp import load_newest_sealed, save_sealed\n"
+    code += "there = {'model': {'a': torch.ones(300, 300), 'b': torch.arange(10)}, 'step': 1}\n"
+    code += "print(load_newest_sealed(there, sys.argv[1])); save_sealed(there, sys.argv[1], 5)"
+    second = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (second.returncode, second.stdout) == (1, "900\n")
+    assert f"{tmp_path}: another process writes checkpoints here" in second.stderr
+    assert [path.name for path in tmp_path.glob("*dcp-*") if path.is_dir()] == [Path(saved.path).name]
 
 
 def test_a_run_that_has_gone_back_sets_later_steps_aside(tmp_path: Path) -> None:
@@ -296,7 +308,7 @@ def test_a_save_that_fails_is_an_error_that_training_survives(tmp_path: Path) ->
         with pytest.raises(SealError, match=r"the checkpoint of step 1 failed: "):
             guard.save(1)
         guard.step(2)
-    assert list(tmp_path.iterdir()) == [], "what it wrote would fill the disk"
+    assert list(tmp_path.glob("dcp-*")) == [], "what it wrote would fill the disk"
 
 
 def test_a_checkpoint_without_a_step_is_refused(tmp_path: Path) -> None:

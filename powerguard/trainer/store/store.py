@@ -146,7 +146,7 @@ class Store:
         self._left: list[str] = []
         """What an earlier run has left here besides checkpoints, as it was found at the start."""
         if leader:
-            self._lock = _locked(self.root)
+            self._lock = locked(self.root)
             self._tidy()
 
     def close(self) -> None:
@@ -621,10 +621,10 @@ def mount_of(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.is_mount())
 
 
-def _locked(root: Path) -> FolderLock:
+def locked(root: Path, name: str = LOCK) -> FolderLock:
     """Hold the root's lock. It goes with the process, however that ends."""
     try:
-        lock = FolderLock(root / LOCK, create=True)
+        lock = FolderLock(root / name, create=True)
     except BlockingIOError as error:
         msg = (
             f"{root}: another process writes checkpoints here, or a Guard of this one that is not closed"
