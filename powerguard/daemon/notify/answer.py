@@ -27,6 +27,7 @@ def error_in(body: bytes) -> bool:
     """Say whether an answer with a status of success reports an error all the same.
 
     DingTalk and WeCom: `errcode` is not 0. Feishu and Lark: `code` is not 0, with `msg`. Slack's API: `ok` is false.
+    WxPusher: `code` is 1000 for a success, with `success`.
     """
     try:
         told = json.loads(body)
@@ -36,7 +37,7 @@ def error_in(body: bytes) -> bool:
         return False
     if told.get("errcode") not in _GOOD or told.get("ok") is False:
         return True
-    return "msg" in told and told.get("code") not in _GOOD
+    return "msg" in told and told.get("code") not in _GOOD and told.get("success") is not True
 
 
 def redact(text: str, secrets: Sequence[str]) -> str:
