@@ -349,9 +349,12 @@ class Program(Target):
     async def deliver(self, message: Message, limit_s: float) -> str:
         argv = self._options.command if isinstance(self._options, CommandOptions) else CHILD
         ended = await self._run(argv, message.plain(), clean_environment(), limit_s)
-        line = one_line((ended.stdout or ended.stderr).strip().partition(b"\n")[0])
+        has_failed = ended.returncode != 0
+        output = ended.stderr or ended.stdout if has_failed else ended.stdout or ended.stderr
+        lines = output.strip().splitlines() or [b""]
+        line = one_line(lines[-1 if has_failed else 0])  # a Python program says last why it failed
         answer = f"exit status {ended.returncode}" + (f": {line}" if line else "")
-        if ended.returncode != 0:
+        if has_failed:
             raise DeliveryError(answer)
         return answer
 

@@ -273,6 +273,7 @@ async def test_a_program_of_ones_own_gets_the_message(tmp_path: Path) -> None:
 
 COMMANDS = [
     (("/bin/sh", "-c", "echo no credit >&2; exit 3"), "exit status 3: no credit"),
+    ((sys.executable, "-c", "print('sends'); 1 / 0"), "exit status 1: ZeroDivisionError: division by zero"),
     (("/bin/sh", "-c", "sleep 30"), "no answer within 2 s"),
     (("/no/such-program",), "such-program: No such file or directory"),
 ]
