@@ -105,8 +105,7 @@ def test_a_mark_of_an_unknown_outage_is_taken_off_and_no_other(rig: Cluster, pat
 
 def test_a_boot_that_slurm_did_not_expect_is_taken_off_where_it_was_ours(rig: Cluster, path: Path) -> None:
     """The way to slurmctld was without power in the outage, and back after it."""
-    rig.reboot("gpu1")
-    rig.until(lambda: rig.node("gpu1")["Reason"] == helper.REBOOTED, "slurmctld has seen the boot")
+    rig.reboot_unexpectedly("gpu1", helper.REBOOTED)
     assert do(path, give_back())["did"] == "not_ours"
     assert do(path, replace(give_back(), rebooted=True))["did"] == "resumed"
     rig.until(lambda: rig.is_idle("gpu1"), "it is in service")

@@ -143,6 +143,19 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
         self.until(lambda: time.time() >= killed_s + 1.0, "the next second")
         self.start_slurmd(node, "-b")
 
+    def reboot_unexpectedly(self, node: str, reason: str) -> None:
+        """Reboot until slurmctld gives this reason for the node being down.
+
+        It compares whole seconds: it sees no boot if the node's new daemon has answered it, say about a job that it
+        ended, before that daemon has registered.
+        """
+        for _ in range(4):
+            self.reboot(node)
+            with contextlib.suppress(AssertionError):
+                return self.until(lambda: self.node(node)["Reason"] == reason, "slurmctld has seen the boot", 20.0)
+        msg = f"slurmctld has seen none of four boots of {node}: its state is {self.state(node)}"
+        raise AssertionError(msg)
+
     def ask(self, *arguments: str) -> str:
         """Run one of Slurm's commands and return what it printed."""
         done = subprocess.run(arguments, env=self.env, capture_output=True, text=True, timeout=30, check=True)
