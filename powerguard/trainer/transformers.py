@@ -11,6 +11,7 @@ Transformers takes any folder for whole; `newest_checkpoint` takes only what ver
 `Trainer._save_checkpoint` is the one private name in use: only it writes a checkpoint within a callback.
 """
 
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -28,6 +29,9 @@ from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.trainer.torch.ddp import settle_buckets
 
 _NAMES: Final = "checkpoint-[0-9]*"
+
+_BEGUN: Final = ".begun"
+"""Marks a folder in which Transformers has begun to write and has not ended. One without is not ours to remove."""
 
 Trainer = Any
 Arguments = Any
@@ -74,11 +78,15 @@ class PowerguardCallback(TrainerCallback):
         """While it trains; None before and after."""
         trainer.add_callback(self)
 
-    def _write_once(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as Transformers has them
+    def _write_once(self, model: Any, trial: Any = None) -> None:  # noqa: ANN401 - as Transformers has them
         """Have Transformers write this step, by its own plan or for a best metric, unless the step is sealed."""
         state = self._trainer.state
         if self._sealed != state.global_step:
-            self._write_now(*args, **options)
+            if self.guard is not None and trial is None and self._trainer.is_world_process_zero():
+                folder = self._folder(state.global_step)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / _BEGUN).touch()
+            self._write_now(model, trial)
         elif state.best_global_step == state.global_step:
             state.best_model_checkpoint = str(self._folder(state.global_step))
 
@@ -154,6 +162,9 @@ class PowerguardCallback(TrainerCallback):
     def _make_room(self, folder: Path, step: int) -> None:
         if self._trainer.is_world_process_zero():
             leave_behind(folder.parent, step, _NAMES)
+            for left in folder.parent.glob(f"{_NAMES}/{_BEGUN}"):  # of a kill or a full disk: it takes room for good
+                if left.parent != folder:
+                    shutil.rmtree(left.parent, ignore_errors=True)
             if folder.is_dir():
                 unseal(folder)
 
@@ -164,6 +175,7 @@ class PowerguardCallback(TrainerCallback):
 
     def _seal(self, folder: Path, step: int) -> None:
         if self._trainer.is_world_process_zero():  # the other ranks' files are in the folder, too
+            (folder / _BEGUN).unlink(missing_ok=True)
             seal(folder, step=step)
             best = self._trainer.state.best_model_checkpoint
             prune(folder.parent, self._keep, _NAMES, "" if best is None else Path(best).name)

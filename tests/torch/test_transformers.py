@@ -18,6 +18,7 @@ from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoin
 from powerguard.wire import After
 from tests.peers.ports import free_port
 from tests.torch.wishes import Dip, wish
+from tests.trainer.tiers.rig import small_disk
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(230, method="thread")]
 STEPS = 30
@@ -258,6 +259,21 @@ def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path) -> None:
         "0 OSError: [Errno 28] No space left on device",
         "1 SealError: rank 0 could not save: OSError: [Errno 28] No space left on device",
     ]
+
+
+def test_what_a_failed_save_has_left_goes_with_the_next_one(folder: Path) -> None:
+    """Each of a kill or a full disk would take room for good. What was never ours stays."""
+    out = folder / "out"
+    out.mkdir()
+    with small_disk(out, 1):
+        (out / "checkpoint-2").mkdir()
+        (out / "full").write_bytes(bytes(1012 << 10))
+        free = At(7, (out / "full").unlink)
+        trained(
+            folder, Net(), free, at=5, does=lambda: wish(folder, After.CONTINUE), save_strategy="steps", save_steps=10
+        )
+        assert sorted(path.name for path in out.iterdir()) == ["checkpoint-2", "checkpoint-20", "checkpoint-30"]
+        assert not list(out.glob("*/.begun"))
 
 
 class Judge(TrainerCallback):
