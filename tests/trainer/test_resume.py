@@ -103,15 +103,19 @@ def test_what_was_just_read_whole_is_not_read_again(root: Path) -> None:
         assert scrubbed.path == older.path
 
 
-def test_a_newer_one_on_the_nas_wins(root: Path, nas: Path) -> None:
-    """A disk that was replaced, or another host: the local tier is behind."""
+def test_a_newer_one_on_the_nas_wins(root: Path, nas: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that was replaced, or another host: the local tier is behind. Or another training of this name: said."""
     upload(save(root, 9), nas)
+    resumed(root, nas_tier(nas))
     shutil.rmtree(root)
     save(root, 8)
     chosen = resumed(root, nas_tier(nas))
     assert chosen is not None
     assert (chosen.step, chosen.tiers, chosen.found.tier, chosen.local) == (9, ("path",), "path", False)
     assert chosen.items["state"].data == state(9)
+    (said,) = [each.getMessage() for each in caplog.records if "committed later than" in each.getMessage()]
+    assert said.startswith(f"{nas}/llm/step-000000000009-")
+    assert "what this host has (step 8)" in said
 
 
 def test_a_shard_whose_description_is_wrong_costs_that_checkpoint_and_not_the_older_one(
@@ -331,7 +335,8 @@ def test_a_root_that_cannot_be_listed_is_no_empty_one_on_any_rank(root: Path) ->
 
 def test_a_checkpoint_of_another_job_is_refused(root: Path) -> None:
     save(root, 7, job="vision")
-    with pytest.raises(ResumeError, match=rf"^{root}/step-0+7-\w+: .*'vision', not to 'llm'"):
+    told = rf"^{root}/step-0+7-\w+: .*'vision', not to 'llm' \(.*a renamed job goes on under its old name"
+    with pytest.raises(ResumeError, match=told):
         resumed(root)
 
 

@@ -187,6 +187,7 @@ class _Choice:
                 raise
             bad, local = self._exchanged(turn, report, load_s)
             if not bad and chosen is not None:
+                self._warn_of_elsewhere(chosen)
                 self._tidy()
                 return replace(chosen, local=local, newest_ms=self._newest_ms)
             self._pass_over(candidate, bad)
@@ -251,7 +252,7 @@ class _Choice:
             if job != self._job:
                 error = (
                     f"{where}: the checkpoint of step {step} belongs to the job {clean_text(job, 128)!r}, not to "
-                    f"{self._job!r} (give each job its own folder)"
+                    f"{self._job!r} (give each job its own folder; a renamed job goes on under its old name)"
                 )
             elif size != self._ranks.size:
                 error = (
@@ -350,6 +351,20 @@ class _Choice:
             if any(tier.word in each.corrupt for each in mine):
                 with suppress(TierError, StoreError, OSError):  # it was reported already; the next start tries again
                     self._gates[tier.word].call(lambda t=tier, f=found: t.set_aside(f, reason))  # type: ignore[misc]
+
+    def _warn_of_elsewhere(self, chosen: Chosen) -> None:
+        """Say it if a slower tier has a later checkpoint than this host: of another host, or of another training."""
+        there = chosen.found
+        copies = [each for found in self._copies.values() for each in found]
+        here = [found for tier, found in copies if isinstance(tier, LocalTier) and tier.store.leader]
+        newest = max(here, key=lambda each: committed_ms(each.manifest.created), default=there)
+        if committed_ms(newest.manifest.created) < committed_ms(there.manifest.created):
+            log.warning(
+                "%s: training goes on from here, because this was committed later than what this host has (step %d). If"
+                " another training has made it, stop now, and give each training a job name of its own",
+                there.path,
+                newest.step,
+            )
 
     def _tidy(self) -> None:
         """Set aside what looks like a local checkpoint and is none, once there is a good one.
