@@ -227,9 +227,9 @@ def endpoint_of(
                 "this training cannot receive checkpoint requests: %s; pass socket=None if you intend this", why
             )
         return None
-    token = None if token_file is None else read_token(Path(token_file))
+    token = None if token_file is None else read_token(Path(token_file).expanduser())
     if socket != AUTO:
-        return Endpoint(requests, path, port=port, token=token)
+        return Endpoint(requests, Path(path).expanduser(), port=port, token=token)
     trouble = None
     for each in (Path(path), *own_names(Path(path))):
         try:

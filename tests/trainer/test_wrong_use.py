@@ -22,6 +22,7 @@ from powerguard.trainer.weights import read_weights
 from powerguard.wire import ENDED, Loop, TriggerRequest
 from tests.trainer.checkpoints import read
 from tests.trainer.tiers.rig import environment
+from tests.trainer.toy import short_folder
 
 
 def test_a_save_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
@@ -99,12 +100,16 @@ def test_a_second_tier_that_is_the_first_is_refused_at_once(tmp_path: Path) -> N
     Guard(state, tmp_path / "b", job="a", socket=None, remote=tmp_path).close()
 
 
-def test_a_root_may_begin_with_the_home_folder(tmp_path: Path) -> None:
+def test_a_path_may_begin_with_the_home_folder() -> None:
     """As in a shell: else a folder named `~` is made, which one does not want to remove by its name."""
-    with environment(HOME=str(tmp_path)):
-        with Guard(Parts(lambda: {"w": b"1"}, lambda _: None), "~/root", job="a", socket=None) as guard:
-            assert guard.save(1).path.startswith(f"{tmp_path}/root/step-")
-        with pytest.raises(StoreError, match=rf"^{tmp_path}/root/step-.*: was not written by TorchState"):
+    with short_folder() as home, environment(HOME=str(home)):
+        (home / "token").write_text("Heron-Lamp-Seven-19")
+        (home / "token").chmod(0o600)
+        options: dict[str, Any] = {"socket": "~/a.sock", "port": 0, "token_file": "~/token"}
+        with Guard(Parts(lambda: {"w": b"1"}, lambda _: None), "~/root", job="a", **options) as guard:
+            assert guard.save(1).path.startswith(f"{home}/root/step-")
+            assert (home / "a.sock").is_socket()
+        with pytest.raises(StoreError, match=rf"^{home}/root/step-.*: was not written by TorchState"):
             read_weights("~/root")
 
 

@@ -110,7 +110,7 @@ def opened(remote: Remote, url: str, timeout: timedelta = GET_TIMEOUT) -> "Objec
         config["endpoint"] = remote.endpoint
         client["allow_http"] = remote.endpoint.startswith("http://")
     if remote.credentials_file is not None:
-        config |= credentials(Path(remote.credentials_file), remote.profile)
+        config |= credentials(Path(remote.credentials_file).expanduser(), remote.profile)
     try:
         # Retries are ours: obstore's would be invisible, and each connection's own.
         open_url: Callable[..., ObjectStore] = from_url  # its overloads know one kind of config each

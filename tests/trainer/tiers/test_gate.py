@@ -131,6 +131,8 @@ def test_credentials_come_from_a_file_as_amazon_s(tmp_path: Path) -> None:
     )
     path.chmod(0o400)
     assert credentials(path, "default") == {"access_key_id": "a", "secret_access_key": "b%c"}
+    with environment(HOME=str(tmp_path)):
+        assert opened(Remote(url="s3://bucket", credentials_file="~/credentials"), "s3://bucket/llm") is not None
     assert credentials(path, "run")["session_token"] == "f"
     with pytest.raises(TierError, match=r"no readable profile \[other\]"):
         credentials(path, "other")
