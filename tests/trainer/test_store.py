@@ -292,7 +292,6 @@ def test_no_checkpoint_is_saved_or_removed_in_a_folder_that_was_put_in_the_place
     disk, below = root.with_name("disk"), root.with_name("below")
     root.rename(disk)
     with Store(root, job="test", slots=0) as store:
-        (root / LOCK).unlink()
         save(store, 1, items(1))
         root.rename(below)
         for place in ("nothing is there", "the disk is"):
@@ -308,6 +307,20 @@ def test_no_checkpoint_is_saved_or_removed_in_a_folder_that_was_put_in_the_place
         below.rename(root)
         save(store, 2, items(2))
         assert is_whole(store, 2)
+
+
+def test_a_lock_whose_file_was_removed_is_taken_again(store: Store, root: Path) -> None:
+    """By an operator who takes it for a stale one. Of two trainings, the one that locks the new file goes on."""
+    (root / LOCK).unlink()
+    save(store, 1, items(1))
+    with pytest.raises(StoreError, match="another process writes checkpoints here"):
+        Store(root, job="test")
+    (root / LOCK).unlink()
+    with Store(root, job="test", slots=0) as second:
+        save(second, 2, items(2))
+        with pytest.raises(StoreError, match="another process writes checkpoints here"):
+            save(store, 3, items(3))
+        assert is_whole(second, 2)
 
 
 def test_what_is_set_aside_is_counted_and_not_kept_for_ever(store: Store, root: Path) -> None:

@@ -161,12 +161,14 @@ class Store:
         """Raise StoreError if the root's path leads to another folder by now. Only the leader looks.
 
         A disk that was mounted or unmounted meanwhile: a checkpoint would lie where the next start does not look, and
-        retention would remove what an earlier run has left there.
+        retention would remove what an earlier run has left there. Where the file of the lock was removed, it is locked
+        again, unless another training has done so meanwhile: StoreError.
         """
         if self._lock is None or self._lock.is_at(self.root / LOCK):
             return
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(self.root.stat(), self._root_stat):  # only the file of the lock was removed
+            if os.path.samestat(self.root.stat(), self._root_stat):
+                self._lock = locked(self.root)
                 return
         msg = (
             f"{self.root}: is no longer the folder in which training began: it was moved or removed, or a disk was"
