@@ -321,6 +321,10 @@ def test_a_lock_whose_file_was_removed_is_taken_again(store: Store, root: Path) 
         with pytest.raises(StoreError, match="another process writes checkpoints here"):
             save(store, 3, items(3))
         assert is_whole(second, 2)
+    (root / LOCK).unlink()
+    (root / LOCK).mkdir()  # in the place of a disk that is too full for it
+    save(store, 4, items(4))
+    assert is_whole(store, 4)
 
 
 def test_what_is_set_aside_is_counted_and_not_kept_for_ever(store: Store, root: Path) -> None:

@@ -168,7 +168,8 @@ class Store:
             return
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samestat(self.root.stat(), self._root_stat):
-                self._lock = locked(self.root)
+                with contextlib.suppress(OSError):  # a full disk has a slot for the save, and no room for the file
+                    self._lock = locked(self.root)
                 return
         msg = (
             f"{self.root}: is no longer the folder in which training began: it was moved or removed, or a disk was"
