@@ -5,6 +5,7 @@ sees a GPU, its bus is measured, too: a state on a GPU comes over it first.
 """
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -56,6 +57,8 @@ def _unfit(folder: Path, size_bytes: int, memory: int | None) -> str:
     """Return why so much cannot be measured there; "" if it can."""
     if not folder.is_dir():
         return f"{folder}: no such folder (is its disk mounted?)"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder}: this user may not write there, or it is mounted read-only (give the user a folder there)"
     if size_bytes < 1_000_000:
         return "--gb: at least 0.001"
     free = shutil.disk_usage(folder).free

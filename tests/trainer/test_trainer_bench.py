@@ -1,5 +1,6 @@
 """`python -m powerguard.trainer.bench`: a user's own machine is measured with the library, and left as it was."""
 
+import ctypes
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer import bench
+from tests.trainer.tiers.rig import small_disk
 
 
 def test_a_save_and_a_restore_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +23,16 @@ def test_a_save_and_a_restore_are_measured(tmp_path: Path, capsys: pytest.Captur
     copied, written, durable = (float(re.findall(r"([\d.]+) s", line)[0]) for line in lines[1:4])
     assert durable == pytest.approx(copied + written, abs=0.02)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_only = 32 | 1  # MS_REMOUNT, MS_RDONLY
+    with small_disk(tmp_path, 8):
+        assert not ctypes.CDLL(None).mount(b"tmpfs", str(tmp_path).encode(), b"tmpfs", read_only, b"size=8m")
+        assert bench.main([str(tmp_path), "--gb", "0.001"]) == 2
+    assert "this user may not write there, or it is mounted read-only" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(
