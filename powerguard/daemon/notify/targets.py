@@ -16,6 +16,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from powerguard.clock import boottime_s
 from powerguard.daemon.journal.journal import WorkerThread, in_thread
 from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, one_line, redact
 from powerguard.daemon.notify.hearing import Message
@@ -133,8 +134,8 @@ class _Resolver(AbstractResolver):
 class _Http(Target):
     """POST over HTTP and HTTPS: verified, without redirects to other hosts, cookies and proxies of the environment."""
 
-    answered_at: float | None = None
-    """When the last answer came, by the clock of the other side (its Date)."""
+    answered: tuple[float, float] | None = None
+    """When the last answer came: by the clock of the other side (its Date), and by this host's that is never set."""
     _tls: ssl.SSLContext | None = None
 
     async def post(
@@ -176,7 +177,8 @@ class _Http(Target):
                 content += chunk
                 if len(content) >= MAX_ANSWER_BYTES:
                     break
-        self.answered_at = _date(told.headers.get("Date"))
+        date = _date(told.headers.get("Date"))
+        self.answered = None if date is None else (date, boottime_s())
         answer = f"{told.status} {one_line(content, self.secrets)}".strip()
         if 200 <= told.status < 300:
             return content, answer
@@ -278,8 +280,6 @@ class Alertmanager(_Http):
         self._options = options
         self._wall = wall
         self._standing = standing
-        self._ahead_s = 0.0
-        """How far its clock is ahead of this host's."""
 
     async def deliver(self, message: Message, limit_s: float) -> str:  # noqa: ARG002 - the caller ends it
         lasts_s = 0.0 if message.status == "end" else EVENT_S
@@ -309,13 +309,22 @@ class Alertmanager(_Http):
             "key": message.key,
             "source": "powerguard",
         }
-        ends = self._wall() + self._ahead_s + lasts_s
+        ahead_s = self._ahead_s()
+        ends = self._wall() + ahead_s + lasts_s
         return {
             "labels": {**labels, **self._options.labels},
             "annotations": {"summary": message.title, "description": message.text},
-            "startsAt": _iso(min(message.at + self._ahead_s, ends)),
+            "startsAt": _iso(min(message.at + ahead_s, ends)),
             "endsAt": _iso(ends),
         }
+
+    def _ahead_s(self) -> float:
+        """Return how far its clock is ahead of this host's; 0 while that is not known, or does not matter."""
+        if self.answered is None:
+            return 0.0
+        date, at_s = self.answered
+        ahead_s = date + boottime_s() - at_s - self._wall()
+        return ahead_s if abs(ahead_s) >= CLOCKS_APART_S else 0.0
 
     async def _send(self, alerts: Callable[[], list[dict[str, Any]]]) -> str:
         """Send alerts; again, if the answer shows that the clocks are not as far apart as was assumed."""
@@ -325,12 +334,11 @@ class Alertmanager(_Http):
             authorization = await self.read("authorization", options.authorization)
         url = f"{options.url}/api/v2/alerts"
         for _ in range(2):
+            assumed_s = self._ahead_s()
             body = json.dumps(alerts()).encode()
             _, answer = await self.post(url, body, authorization=authorization, ca_file=options.ca_file)
-            ahead_s = 0.0 if self.answered_at is None else self.answered_at - self._wall()
-            if abs(ahead_s - self._ahead_s) < CLOCKS_APART_S:
+            if abs(self._ahead_s() - assumed_s) < CLOCKS_APART_S:
                 break
-            self._ahead_s = ahead_s
         return answer
 
 

@@ -84,6 +84,18 @@ async def test_a_host_whose_clock_is_wrong_has_its_alerts_seen(url: str, tmp_pat
         assert set(await alerts(url)) == {"PowerguardWayBlocked"}
 
 
+async def test_an_alert_still_ends_by_itself_after_the_hosts_clock_was_set(url: str, tmp_path: Path) -> None:
+    """After a boot with an empty clock battery. Alertmanager keeps the latest end that it was given."""
+    target = {"kind": "alertmanager", "url": url, "limit_s": 30}
+    clock = Clock(ahead_s=-8e8)
+    async with post(options(alerts=target), tmp_path, clock) as made:
+        made.hear(*began())
+        await made.until(lambda: made.view("alerts").delivered == 1)
+        clock.ahead_s = 0.0
+        await made.messenger._targets["alerts"].refresh()
+        assert ends(await alerts(url), "PowerguardOutage") - datetime.now(UTC) < timedelta(minutes=7)
+
+
 async def test_what_stands_is_ended_after_a_restart(url: str, tmp_path: Path) -> None:
     """The alarm went while no daemon ran: the state says so, and nobody noted its end."""
     target = {"kind": "alertmanager", "url": url, "limit_s": 30}
