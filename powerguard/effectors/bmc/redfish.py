@@ -288,8 +288,8 @@ _REMEDIES: Final = {
     Failure.UNREACHABLE: "check that the BMC is powered and reachable from here, its address and https_port, and that "
     "Redfish is enabled",
     Failure.AUTH: "check bmc.user and bmc.password, and that the BMC permits this account Redfish with HTTP Basic",
-    Failure.PRIVILEGE: "the account may log in but not do this: give it the role Operator, or in a role of the "
-    "vendor the right to configure the system",
+    Failure.PRIVILEGE: "the account may log in but not do this: if the BMC asks for it, change its first password; "
+    "else give it the role Operator, or in a role of the vendor the right to configure the system",
     Failure.UNSUPPORTED: "this board has no such setting over Redfish: try kind: auto, or set 'restore on AC "
     "power loss' to always on in its firmware setup",
     Failure.BUSY: "the BMC is busy (starting, or updating its firmware): it is asked again at the next check",

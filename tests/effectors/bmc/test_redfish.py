@@ -210,7 +210,7 @@ async def test_a_bios_that_is_refused_hides_nothing_else(tmp_path: Path, certifi
             "login refused (HTTP 401: it said [2Jso); the next try is in 10 minutes",
             0,
         ),
-        (Faults(always={"GET": 403}), Failure.PRIVILEGE, "HTTP 403", 0),
+        (Faults(always={"GET": 403}), Failure.PRIVILEGE, "change its first password", 0),
         (Faults(always={"PATCH": 403}), Failure.PRIVILEGE, "role Operator", 1),
         (Faults(always={"PATCH": 400}), Failure.UNSUPPORTED, "HTTP 400: it said [2Jso", 1),
         (Faults(always={"PATCH": 405}), Failure.UNSUPPORTED, "cannot be changed (HTTP 405", 1),
