@@ -62,6 +62,8 @@ _SERIALS = ("1.3.6.1.4.1.318.1.1.1.1.2.3.0", "1.3.6.1.4.1.3808.1.1.1.1.2.3.0", "
 """upsAdvIdentSerialNumber (PowerNet), upsAdvanceIdentSerialNumber (CPS) and upsmgIdentSerialNumber (MGE)."""
 _FEW = 4
 """Objects in one request: a card that answers no more is reported."""
+_SLACK_S = 60.0
+"""By how much the sysUpTime of a card that has rebooted may be above the time since it was last read."""
 _WRAP_TICKS = 2**32 - 60_000
 """sysUpTime starts again at 0 after 497 days: from its last ten minutes a step back is no reboot."""
 
@@ -113,7 +115,7 @@ class SnmpSource:
         self._misses = 0
         self._is_lost = False
         self._read_at_s = 0.0
-        self._up_ticks = 0
+        self._up_ticks, self._up_at_s = 0, 0.0
         self._output_source: OutputSource | None = None
         self._alarms: Mapping[str, Answer] = {}
         self._alarms_told: tuple[object, ...] = ()
@@ -336,11 +338,16 @@ class SnmpSource:
     def _watch_up_time(self, ticks: Answer | None) -> None:
         if not isinstance(ticks, int):
             return
+        now_s = self._clock()
         if ticks < self._up_ticks < _WRAP_TICKS:
-            log.warning("card_rebooted", ups=self._ups, source=self.name, up_s=ticks / 100)
+            if ticks / 100 > now_s - self._up_at_s + _SLACK_S:
+                because = "its sysUpTime goes back, but not to 0: another device, or two devices answer there in turn"
+                self._notices.once("source_doubtful", f"{_where(self._options)}: {because} (give each its own address)")
+            else:
+                log.warning("card_rebooted", ups=self._ups, source=self.name, up_s=ticks / 100)
             self._refresh_at_s = 0.0
             self._alarms_told = ()
-        self._up_ticks = ticks
+        self._up_ticks, self._up_at_s = ticks, now_s
 
     async def _look_around(self, decoded: Decoded, at_s: float) -> None:
         """Look for objects that were not there before: now and then, after a reboot, and when the battery begins.

@@ -231,6 +231,20 @@ async def test_a_rebooted_card_is_looked_at_anew() -> None:
     assert [entry["up_s"] for entry in logs if entry["event"] == "card_rebooted"] == [3]
 
 
+async def test_two_cards_with_one_address_are_told_once() -> None:
+    """Each step back looked like a reboot, and the readings of two UPSes would be taken for one's."""
+    values = table("apc")
+    with capture_logs() as logs:
+        async with card(values) as agent, listening(agent, timeout_s=5.0) as (_, heard):
+            for up_ticks in (90_000_000, 50_000_000) * 4:
+                values["1.3.6.1.2.1.1.3.0"] = sim.timeticks(up_ticks)
+                for _ in range(2):
+                    await until(heard, Reading)
+    told = [entry for entry in logs if entry["event"] in ("card_rebooted", "source_doubtful")]
+    assert [entry["event"] for entry in told] == ["source_doubtful"]
+    assert "two devices answer there in turn" in told[0]["because"]
+
+
 async def test_a_card_that_is_as_it_was_is_no_news() -> None:
     """It is looked at again every five minutes."""
     values = table("apc")
