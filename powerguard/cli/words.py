@@ -42,7 +42,7 @@ METHODS: Final = {
 
 
 _DURATIONS: Final = {
-    "trained_on_s": "on battery until the checkpoint was ordered",
+    "trained_on_s": "on battery until a checkpoint was due",
     "checkpoint_s": "until every checkpoint was durable",
     "held_s": "held",
     "on_battery_s": "on battery in all",
@@ -56,8 +56,7 @@ def durations_in(mode: str | None) -> dict[str, str]:
     """Return the names of the parts of an outage; in dry-run there was no checkpoint and no hold."""
     if mode != "dry-run":
         return dict(_DURATIONS)
-    would = {"trained_on_s": "on battery until a checkpoint would be ordered", "held_s": "would be held"}
-    return {name: would.get(name, words) for name, words in _DURATIONS.items() if name != "checkpoint_s"}
+    return {name: words for name, words in _DURATIONS.items() if name != "checkpoint_s"} | {"held_s": "would be held"}
 
 
 def outcome_of(name: str, mode: str | None = None) -> str:
@@ -161,7 +160,7 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
             return f"the shutdown was aborted ({because}): training continues on battery"
         case "emergency_checkpoint":
             why = _why_checkpoint(because, numbers) + _own_load(numbers)
-            return f"training was asked for a checkpoint, because {why}"
+            return f"a checkpoint was due, because {why}"
         case "holding":
             return (
                 f"{because}. The host waits for utility; at the expected load the battery lasts "
@@ -543,17 +542,12 @@ def _phase_recorded(because: str, numbers: Numbers) -> str:
 
 
 def _phase_not_asked(because: str, numbers: Numbers) -> str:
-    match numbers.get("new"):
-        case "emergency_checkpoint":
-            return f"training would be asked for a checkpoint, because {_why_checkpoint(because, numbers)}"
-        case "holding":
-            lasts = f"at the expected load the battery lasts {_for(numbers, 'reff_paused_s')} more"
-            return (
-                f"no trainer was asked, so training continues. The host would wait for utility; {lasts}, of which the "
-                f"stop needs {_for(numbers, 'stop_s')}"
-            )
-        case _:
-            return _phase_recorded(because, numbers)
+    if numbers.get("new") != "holding":
+        return _phase_recorded(because, numbers)
+    return (
+        "no trainer was asked, so training continues. The host would wait for utility; at the expected load the "
+        f"battery lasts {_for(numbers, 'reff_paused_s')} more, of which the stop needs {_for(numbers, 'stop_s')}"
+    )
 
 
 def _checkpoint_not_asked(because: str, numbers: Numbers) -> str:

@@ -101,11 +101,7 @@ NUMBERS = {
     "cut_in_s": None,
 }
 SENTENCES = [
-    (
-        "budget",
-        {},
-        "training was asked for a checkpoint, because three quarters of the runtime with training paused",
-    ),
+    ("budget", {}, "a checkpoint was due, because three quarters of the runtime with training paused"),
     ("budget", {}, "(4 m 13 s, so 3 m 09 s) had fallen to the needs (checkpoint 20 s + stop 2 m 50 s)"),
     ("budget", {"shed_s": 110.0}, "(checkpoint 20 s + stop 2 m 50 s + 1 m 50 s for higher tiers)"),
     (
@@ -199,7 +195,8 @@ def test_a_node_that_others_have_marked_is_not_told_as_down(
             "the host would be powered off",
         ),
         ("power_off_accepted", {}, "recorded, but not done", "recorded, but not done"),
-        ("phase_changed", NUMBERS, "training was asked for a checkpoint", "training would be asked for a checkpoint"),
+        ("phase_changed", NUMBERS, "a checkpoint was due", "a checkpoint was due"),
+        ("phase_changed", NUMBERS | {"new": "holding"}, "The host waits for utility", "no trainer was asked"),
         ("checkpoint_durable", {"trainer": "llm"}, "the checkpoint of llm is durable", "no checkpoint of llm"),
         ("gpu_power_capped", {}, "GPU power is lowered (x)", "dry-run, only recorded: GPU power is lowered (x)"),
         ("power_on_armed", {"method": "rtc"}, "rehearse, only recorded: armed", "dry-run, only recorded: armed"),

@@ -226,7 +226,7 @@ def what_if(
         came_s = _returned_s(readings, paused["after_s"])
         if came_s is not None:
             early = duration(came_s - paused["after_s"])
-            told.append(f"Utility {early} earlier, and no emergency checkpoint would have been ordered.")
+            told.append(f"Utility {early} earlier, and no emergency checkpoint would have been due.")
         last = held or paused
         reff_s, stop_s = (number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
         spare_s = 0.0 if reff_s is None or stop_s is None else reff_s - stop_s - _room_s(last["numbers"])
