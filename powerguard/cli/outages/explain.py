@@ -342,7 +342,7 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
         )
         for step in told["steps"]
     ]
-    lines += table(rows, indent="")
+    lines += table(rows, indent="") or ["the journal has no step of it left"]
     if told["what_if"]:
         lines += ["", "What would have changed it"]
         lines += [f"  {clean(text)}" for text in told["what_if"]]
