@@ -505,6 +505,17 @@ def test_history_lists_outages(journals: dict[str, Path], run: Run) -> None:
             run("history", "--limit", limit, "--journal", journals["running"])
 
 
+def test_the_cost_of_no_outage_is_no_row_of_zeros(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """Neither without outages, nor while the only one still runs."""
+    loaded_once(Store(tmp_path / "empty.sqlite"))
+    none = run("history", "--sum", "--journal", tmp_path / "empty.sqlite")
+    assert none == (0, "the journal has no outage\n", "")
+    since = run("history", "--sum", "--since", "2100-01-01", "--journal", journals["held"])
+    assert since == (0, "the journal has no outage since 2100-01-01 00:00\n", "")
+    runs = run("history", "--sum", "--journal", journals["running"])
+    assert runs == (0, "0 outages, and 1 whose cost is not known\n", "")
+
+
 @pytest.mark.parametrize("story", STORIES)
 @pytest.mark.parametrize("more", [(), ("--anonymize",)], ids=["plain", "anonymized"])
 def test_an_export_is_decided_the_same(

@@ -298,9 +298,15 @@ def _sum(args: argparse.Namespace, db: sqlite3.Connection) -> list[str]:
         head = {"schema_version": 1, "object": "history-sum", "since": None if args.since is None else since_s}
         whole = {**head, "outages": found.outages, "unknown": found.unknown, **figures.plain_cost(found)}
         return [json.dumps(whole, indent=2)]
+    if not records:
+        return [_no_outage(args.since, since_s)]
     more = f", and {found.unknown} whose cost is not known" if found.unknown else ""
     count = f"{found.outages} outage{'' if found.outages == 1 else 's'}{_since_words(args.since, since_s)}{more}"
-    return [count, *fold(table(cost_rows(figures.plain_cost(found))))]
+    return [count, *(fold(table(cost_rows(figures.plain_cost(found)))) if found.outages else ())]
+
+
+def _no_outage(since: str | None, since_s: float) -> str:
+    return f"the journal has no outage{_since_words(since, since_s)}"
 
 
 def _since_words(text: str | None, since_s: float) -> str:
@@ -353,7 +359,7 @@ def _list(args: argparse.Namespace, db: sqlite3.Connection) -> list[str]:
     if args.json:
         return [json.dumps({"schema_version": 1, "object": "history", "outages": told}, indent=2)]
     if not told:
-        return [f"the journal has no outage{_since_words(args.since, since_s)}"]
+        return [_no_outage(args.since, since_s)]
     rows = [
         (
             moment(record.started_wall),
