@@ -172,18 +172,18 @@ def named(root: Path, settings: Settings) -> list[Named]:
 
 
 def _named(root: Path, name: str, used_by: tuple[str, ...], passed_by: str) -> Named:
-    path = root / SECRETS[1:] / name
-    stands: Literal["set", "missing"] = "set" if path.is_file() and path.stat().st_size else "missing"
+    stands: Literal["set", "missing"] = "set" if _has_secret(root / SECRETS[1:] / name) else "missing"
     return Named(name, used_by, "passed" if passed_by else stands, passed_by)
 
 
 def is_set(name: str) -> bool:
-    """Return whether the file of a credential on this host is not empty. Only root can read it: others get False."""
-    path = Path(SECRETS, name)
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False
+    """Return whether the file of a credential on this host has a secret. Only root can read it: others get False."""
+    return _has_secret(Path(SECRETS, name))
+
+
+def _has_secret(path: Path) -> bool:
+    """As `Secret.read`: a file with newlines only is empty."""
+    return bool(_bytes(path).strip(b"\r\n"))
 
 
 def not_handed(settings: Settings) -> list[str]:

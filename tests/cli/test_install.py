@@ -799,6 +799,9 @@ def test_a_secret_is_put_in_place_whole_and_shown_to_nobody(image: Path, run: Ru
     theirs.unlink()
     _, told = secret(image, "list")
     assert {each["name"]: each["stands"] for each in told["secrets"]}["bmc"] == "set"
+    path.write_bytes(b"\n")
+    _, told = secret(image, "list")
+    assert {each["name"]: each["stands"] for each in told["secrets"]}["bmc"] == "missing", "as the daemon reads it"
     assert secret(image, "set", "../bmc", given=b"x")[0] == 64
     write_settings(image, NAMING.replace("rehearse", "rehears"))
     code, told = secret(image, "list")
