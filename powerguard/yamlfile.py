@@ -352,6 +352,8 @@ class _Builder:
             self._problem(event, f"key {_short(text)!r} occurs twice in this map{place}; keep one")
             return
         parent.seen.add(text)
+        if isinstance(value, float) and str(value) != text:
+            value = text  # a name such as 1e3, which JSON would make 1000.0; a reader of numbers reads it as well
         parent.key = value
         if parent.kept and isinstance(value, str | int | float):
             self.keys[*parent.path, value] = _position(event)

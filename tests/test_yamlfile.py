@@ -53,6 +53,14 @@ def test_an_empty_document_is_none(text: str) -> None:
     assert load(text, "f").data is None
 
 
+@pytest.mark.parametrize("key", ["1e3", "2.50", "012", "yes"])
+def test_a_key_keeps_its_spelling(key: str) -> None:
+    """As a name of a UPS, 1e3 would else be 1000.0."""
+    document = load(f"{key}: x", "f")
+    assert document.data == {key: "x"}
+    assert document.where_key((key,)) == "f:1:1"
+
+
 def test_quoted_scalars_are_text() -> None:
     assert load("a: '1'\nb: \"true\"\nc: |\n  null\n", "f").data == {"a": "1", "b": "true", "c": "null\n"}
 
