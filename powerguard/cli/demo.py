@@ -11,7 +11,7 @@ from pathlib import Path
 from selectors import SelectSelector
 
 from powerguard.cli.render import fold, say
-from powerguard.cli.shared import EX_INTERRUPTED, EX_USAGE, fail
+from powerguard.cli.shared import EX_INTERRUPTED, EX_USAGE, fail, port
 from powerguard.sim.demo import story
 from powerguard.sim.demo.story import Report, Stage, StoryError
 
@@ -41,7 +41,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ups",
         metavar="PORT",
-        type=int,
+        type=port(1161),
         nargs="?",
         const=1161,
         help="serve only the simulated UPS, over SNMP on 127.0.0.1 (port 1161), for a daemon of your own; Enter pulls "

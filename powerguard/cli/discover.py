@@ -23,7 +23,7 @@ from powerguard.cli.imports import apcupsd as import_apcupsd
 from powerguard.cli.imports import nut as import_nut
 from powerguard.cli.imports.draft import Draft, ReadError, scalar
 from powerguard.cli.render import Paint, clean, duration, number, table
-from powerguard.cli.shared import EX_NOINPUT, EX_NOTHING, EX_USAGE, add_snmp_secrets, fail, snmp_secrets
+from powerguard.cli.shared import EX_NOINPUT, EX_NOTHING, EX_USAGE, add_snmp_secrets, fail, port, snmp_secrets
 from powerguard.options import SecretError
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.ups_models import from_data_sheet
@@ -270,9 +270,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="10.0.0.5, ups-a.example or 10.0.0.0/24")
     parser.add_argument("--only", metavar="KINDS", help="of snmp,nut,apcupsd (all)")
     add_snmp_secrets(parser)
-    parser.add_argument("--snmp-port", type=int, default=161, metavar="PORT", help="UDP port of cards (161)")
-    parser.add_argument("--nut-port", type=int, default=3493, metavar="PORT", help="TCP port of upsd (3493)")
-    parser.add_argument("--nis-port", type=int, default=3551, metavar="PORT", help="TCP port of apcupsd (3551)")
+    parser.add_argument("--snmp-port", type=port(161), default=161, metavar="PORT", help="UDP port of cards (161)")
+    parser.add_argument("--nut-port", type=port(3493), default=3493, metavar="PORT", help="TCP port of upsd (3493)")
+    parser.add_argument("--nis-port", type=port(3551), default=3551, metavar="PORT", help="TCP port of apcupsd (3551)")
     parser.add_argument(
         "--nut", metavar="FOLDER", help="folder of NUT's files, used without a target (/etc/nut or /etc/ups)"
     )
@@ -336,10 +336,6 @@ def _wanted(args: argparse.Namespace) -> Wanted:
         msg = f"--only: write some of {','.join(KINDS)}, got {args.only!r}"
         raise ValueError(msg)
     ports = {name: getattr(args, name) for name in ("snmp_port", "nut_port", "nis_port")}
-    for name, port in ports.items():
-        if not 1 <= port <= 65535:
-            msg = f"--{name.replace('_', '-')}: a port is 1 to 65535, got {port}"
-            raise ValueError(msg)
     if args.deadline is not None and not 1 <= args.deadline <= 3600:
         msg = f"--deadline: write 1 to 3600 seconds, got {args.deadline:g}"
         raise ValueError(msg)

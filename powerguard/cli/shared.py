@@ -51,6 +51,23 @@ def fail(args: argparse.Namespace, verb: str, why: str, code: int) -> int:
     return code
 
 
+def whole(least: int = 0, most: int = 10**15 - 1, *, example: int) -> Callable[[str], int]:
+    """Return the type of an option that takes a whole number."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) <= 18 and least <= int(text) <= most):
+            msg = f"must be a whole number, {least} to {most}, got {text!r:.40} (example: {example})"
+            raise argparse.ArgumentTypeError(msg)
+        return int(text)
+
+    return read
+
+
+def port(example: int) -> Callable[[str], int]:
+    """Return the type of an option that takes the number of a port."""
+    return whole(1, 65535, example=example)
+
+
 def add_snmp_secrets(parser: argparse.ArgumentParser) -> None:
     """Add the options by which a verb reads SNMP cards; `snmp_secrets` returns what they say."""
     parser.add_argument("--community-file", metavar="FILE", help="SNMP community of v1 and v2c (public)")

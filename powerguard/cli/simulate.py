@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.render import Bar, Paint, fold, say, table
-from powerguard.cli.shared import EX_CONFIG, EX_INTERRUPTED, EX_USAGE, fail
+from powerguard.cli.shared import EX_CONFIG, EX_INTERRUPTED, EX_USAGE, fail, whole
 
 if TYPE_CHECKING:
     from powerguard.sim.world.many import Tell
@@ -35,11 +35,15 @@ def register(parser: argparse.ArgumentParser) -> None:
         "plays it again is printed."
     )
     parser.add_argument(
-        "--seed", type=_at_least(0), default=1, metavar="N", help="seed of the first outage, below 10^15 (default 1)"
+        "--seed",
+        type=whole(example=1),
+        default=1,
+        metavar="N",
+        help="seed of the first outage, below 10^15 (default 1)",
     )
     parser.add_argument(
         "--outages",
-        type=_at_least(1),
+        type=whole(1, example=1000),
         metavar="N",
         help="how many (default 1000; level loop 50; with several hosts 100)",
     )
@@ -64,18 +68,8 @@ def register(parser: argparse.ArgumentParser) -> None:
         default="core",
         help="how much of powerguard is real: the core (default); the loop, bulkhead and journal too, in virtual time",
     )
-    parser.add_argument("--jobs", type=_at_least(1), metavar="N", help="processes (default: all cores)")
+    parser.add_argument("--jobs", type=whole(1, example=8), metavar="N", help="processes (default: all cores)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-
-
-def _at_least(least: int) -> Any:  # noqa: ANN401 - a type for argparse
-    def number(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not least <= int(text) < 10**15:
-            msg = f"must be a whole number from {least} to {10**15 - 1}, got {text!r:.40}"
-            raise argparse.ArgumentTypeError(msg)
-        return int(text)
-
-    return number
 
 
 def _hosts(text: str) -> tuple[int, ...]:

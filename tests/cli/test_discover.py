@@ -166,7 +166,6 @@ async def test_whoever_answered_and_is_nothing_is_named() -> None:
         (["[::1]:3493"], "[::1]:3493: write the address alone, and the port as --snmp-port"),
         (["10.0.0.0/22", "10.1.0.0/22", "10.2.0.0/22"], "3066 addresses are more than 2048"),
         (["127.0.0.1", "--only", "snmp,ups"], "--only: write some of snmp,nut,apcupsd"),
-        (["127.0.0.1", "--snmp-port", "70000"], "--snmp-port: a port is 1 to 65535"),
         (["127.0.0.1", "--deadline", "0"], "--deadline: write 1 to 3600 seconds"),
         (["127.0.0.1", "--user", "pg", "--auth-protocol", "ROT13"], "auth_protocol: "),
         (["127.0.0.1", "--auth-file", "/nowhere"], "belong to version 3"),

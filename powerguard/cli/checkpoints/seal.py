@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from powerguard.cli.render import Bar, Paint, amount, clean
-from powerguard.cli.shared import EX_REFUSED, fail
+from powerguard.cli.shared import EX_REFUSED, fail, whole
 
 if TYPE_CHECKING:
     from powerguard.trainer.seal.folder import Sealed
@@ -22,15 +22,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", metavar="DIR", nargs="+", help="one checkpoint's folder; may be several")
     parser.add_argument("--again", action="store_true", help="seal a changed folder as it is now")
-    parser.add_argument("--step", type=_step, metavar="N", help="its training step (default: from its name)")
+    parser.add_argument(
+        "--step", type=whole(example=1200), metavar="N", help="its training step (default: from its name)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-
-
-def _step(text: str) -> int:
-    if not text.isdecimal() or not text.isascii() or len(text) > 18:
-        msg = f"{text!r} is not a step (example: 1200)"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from powerguard.cli.render import Bar, Paint, amount, clean, duration, fold, say, table
-from powerguard.cli.shared import EX_USAGE, fail
+from powerguard.cli.shared import EX_USAGE, fail, whole
 from powerguard.effectors.trainer.effector import sockets_in
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.effectors.trainer.peer import HttpAnswer, TrainerPeer
@@ -106,7 +106,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     export.add_argument("place", metavar="CHECKPOINT", help="a checkpoint, or a folder of checkpoints (see --step)")
     export.add_argument("--to", metavar="FILE", required=True, help="the new file (example: model.safetensors)")
-    export.add_argument("--step", type=_count, metavar="N", help="the checkpoint of this step (default: the newest)")
+    export.add_argument(
+        "--step", type=whole(example=1200), metavar="N", help="the checkpoint of this step (default: the newest)"
+    )
     export.add_argument("--part", metavar="NAME", default="model", help="model.NAME of several, or ema (model)")
     prune = verbs.add_parser(
         "prune",
@@ -115,7 +117,9 @@ def register(parser: argparse.ArgumentParser) -> None:
         "Shows the list and asks first. Exit 0: removed, or none to remove; 1: refused, or you answered no.",
     )
     prune.add_argument("place", metavar="PLACE", nargs="+", help="a folder, or scheme://bucket/prefix/JOB")
-    prune.add_argument("--keep", type=_count, default=2, metavar="N", help="number of newest ones to keep (2)")
+    prune.add_argument(
+        "--keep", type=whole(1, example=2), default=2, metavar="N", help="number of newest ones to keep (2)"
+    )
     prune.add_argument("--set-aside", action="store_true", help="also remove those that were set aside")
     prune.add_argument("--yes", action="store_true", help="do not ask")
     for name, each in verbs.choices.items():
@@ -136,7 +140,9 @@ def _add_restore(restore: argparse.ArgumentParser) -> None:
         "--into can be undone. Exit 0: done; 1: not done, and unchanged."
     )
     restore.add_argument("place", metavar="CHECKPOINT", nargs="?", help="a checkpoint, or a place (see --step)")
-    restore.add_argument("--step", type=_count, metavar="N", help="the checkpoint of this step (default: the newest)")
+    restore.add_argument(
+        "--step", type=whole(example=1200), metavar="N", help="the checkpoint of this step (default: the newest)"
+    )
     where = restore.add_mutually_exclusive_group(required=True)
     where.add_argument("--to", metavar="DIR", help="a new folder")
     where.add_argument("--into", metavar="DIR", help="a job's root or its part of a store")
@@ -145,13 +151,6 @@ def _add_restore(restore: argparse.ArgumentParser) -> None:
         "--only", metavar="GLOB", action="append", default=[], help="names of items or files; may be repeated"
     )
     restore.add_argument("--yes", action="store_true", help="do not ask")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not text.isascii() or len(text) > 18:
-        msg = f"{text!r} is not a whole number"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.render import Paint, clean, duration, fold, moment, table
-from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, fail
+from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, fail, whole
 from powerguard.cli.status import JOURNAL
 from powerguard.core.comeback.recovery import LONGEST_GAP_S
 from powerguard.daemon.journal import (
@@ -217,7 +217,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "List the outages in the journal, the newest first. Works without the daemon. "
         "Exit 64: no such outage; 66: the journal cannot be read."
     )
-    parser.add_argument("--limit", type=_limit, metavar="N", default=20, help="how many (20)")
+    parser.add_argument("--limit", type=whole(1, example=20), metavar="N", default=20, help="how many (20)")
     parser.add_argument("--sum", action="store_true", help="what all outages cost together, instead of the list")
     parser.add_argument("--since", metavar="WHEN", help="only outages that began since 2026-11-01, or in 30d")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -232,13 +232,6 @@ def register(parser: argparse.ArgumentParser) -> None:
     export.add_argument("outage", metavar="OUTAGE", help="its id or the beginning of it, last, or all")
     export.add_argument("--anonymize", action="store_true", help="replace names, addresses and paths, consistently")
     export.add_argument("--journal", metavar="FILE", default=argparse.SUPPRESS, help="journal to read")
-
-
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        message = f"{text!r:.40} is not a number of outages (example: 20)"
-        raise argparse.ArgumentTypeError(message)
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from powerguard.cli.render import Paint, clean
-from powerguard.cli.shared import EX_DATA, EX_NOTHING, add_snmp_secrets, fail, print_answer
+from powerguard.cli.shared import EX_DATA, EX_NOTHING, add_snmp_secrets, fail, port, print_answer
 from powerguard.cli.snmp.probe import describe, run_probe, shape
 from powerguard.ups.profiles.decode import decode
 from powerguard.ups.profiles.load import ProfileError, Profiles, load_profiles, read_profile
@@ -45,7 +45,7 @@ def _register_probe(probe: argparse.ArgumentParser) -> None:
         "Secrets are read from files that only you can read. Exit 0: shown; 1: no answer, or no family fits."
     )
     probe.add_argument("host", metavar="HOST", help="address or name of the card")
-    probe.add_argument("--port", type=int, default=161, help="UDP port (161)")
+    probe.add_argument("--port", type=port(161), default=161, help="UDP port (161)")
     probe.add_argument("--version", dest="snmp_version", choices=("1", "2c", "3"), help="default: 2c, or 3")
     add_snmp_secrets(probe)
     probe.add_argument("--timeout", metavar="S", type=float, default=2.0, help="seconds for an answer, asked twice (2)")
