@@ -608,16 +608,20 @@ def _next(told: dict[str, Any]) -> list[Row]:
     if told["outage"] is not None and told["outage"]["aborted_by"]:
         rows.append(Row(0, "next", CALLED_OFF))
     is_fine = told["outage"] is None or (told["phase"] == "recovery" and told["supply"] == "utility")
-    for place, step in enumerate(told["next"]):
+    for place, step in enumerate(steps(told)):
         label = ("if power fails" if is_fine else "next") if place == 0 else ""
-        rows.append(Row(0, label, describe_step(step, told["mode"])))
+        rows.append(Row(0, label, step))
     return rows
 
 
-def describe_step(step: dict[str, Any], mode: str) -> str:
-    """Return one forecast as a line: when, what, why."""
-    if step["action"] == "forced power-off" and mode != "armed":
-        return "the outage ends when utility is back: the host stays on"
+def steps(told: dict[str, Any]) -> list[str]:
+    """Return the forecast as lines: when, what, why. After a recorded power-off there is none."""
+    if told["phase"] == "shutdown" and not told["next"]:
+        return ["the outage ends when utility is back: the host stays on"]
+    return [_describe_step(step) for step in told["next"]]
+
+
+def _describe_step(step: dict[str, Any]) -> str:
     in_s = step["in_s"]
     when = "at an unknown time" if in_s is None else "now" if in_s <= 0 else f"in {duration(in_s)}"
     at = "" if step["at"] is None else f" ({clock_of(step['at'])})"

@@ -45,7 +45,7 @@ from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.control.hints import hint_socket
 from powerguard.daemon.journal import Entry, Inline, Journal
 from powerguard.daemon.observe.http import http_server
-from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, in_mode, outage, scene
+from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, committed, in_mode, outage, scene
 from tests.golden import Golden
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -617,9 +617,7 @@ async def test_abort(folder: Path, golden: Golden) -> None:
 @pytest.mark.parametrize("mode", [Mode.REHEARSE, Mode.DRY_RUN])
 async def test_a_recorded_commit_is_no_power_off(mode: Mode, folder: Path, golden: Golden) -> None:
     """The host stays on, so neither `abort` nor `maintenance` may say that its power-off is decided."""
-    daemon = in_mode(scene("shutdown"), mode)
-    daemon.state = replace(daemon.state, phase=replace(daemon.state.phase, outage=outage(mode=mode)))
-    async with served(daemon, folder) as path:
+    async with served(committed(mode), folder) as path:
         ended = await powerguard("abort", "--socket", path)
         kept = await powerguard("maintenance", "on", "--for", "2h", "--reason", "fan swap", "--socket", path)
     assert (ended.code, kept.code) == (1, 0)

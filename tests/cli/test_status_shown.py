@@ -13,9 +13,10 @@ import pytest
 from powerguard.cli.plan.verb import describe as describe_plan
 from powerguard.cli.render import Paint
 from powerguard.cli.status import Curves, _bar, _rows, describe, watched
+from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import Supply
 from powerguard.daemon.observe.status import plan_view, status
-from tests.daemon.watched import half_fed, scene
+from tests.daemon.watched import committed, half_fed
 from tests.golden import Golden
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -178,12 +179,14 @@ def test_the_room_for_higher_tiers_is_part_of_the_needs(has_bars: bool, golden: 
 @pytest.mark.parametrize(("mode", "is_done"), [("armed", True), ("rehearse", False), ("dry-run", False)])
 def test_a_recorded_power_off_is_not_shown_as_one_that_comes(mode: str, is_done: bool) -> None:
     """An operator who rehearses reads this with the plug in the hand."""
-    told = json.loads(json.dumps(status(scene("shutdown")))) | {"mode": mode}
-    plan = json.loads(json.dumps(plan_view(scene("shutdown")))) | {"mode": mode}
+    told = json.loads(json.dumps(status(committed(Mode(mode)))))
+    plan = json.loads(json.dumps(plan_view(committed(Mode(mode)))))
+    assert bool(told["next"]) is bool(plan["next"]) is is_done
     for shown in (describe(told, Paint()), describe_plan(plan, Paint())):
         text = " ".join(shown)
         assert ("cannot be undone in this boot" in text) is is_done
         assert ("forced power-off" in text) is is_done
+        assert ("the host stays on" in text) is not is_done
         assert (f"only recorded in mode {mode}" in text) is not is_done
 
 

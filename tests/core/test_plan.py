@@ -9,7 +9,7 @@ from powerguard.core.decide import conditions
 from powerguard.core.energy import account, budget
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OutputSource, Reading
-from powerguard.core.model.policy import Policy
+from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import (
     Activity,
     Battery,
@@ -482,6 +482,9 @@ def test_forecast_of_a_short_runtime_of_a_cut_and_of_the_latched() -> None:
     latched = Shutdown(outage=OUTAGE, boot_id="b", latched_s=1.0, because="why")
     assert forecast(state(0.1, latched)) == [("forced power-off", None, "why")]
     assert forecast(state(0.1, replace(latched, force_at_s=140.0))) == [("forced power-off", 140.0, "why")]
+    for mode in (Mode.DRY_RUN, Mode.REHEARSE):
+        recorded = replace(latched, force_at_s=140.0, outage=replace(OUTAGE, mode=mode))
+        assert forecast(state(0.1, recorded)) == [], "the host stays on"
 
 
 @pytest.mark.parametrize("left", [0.75, None], ids=["known", "blind"])

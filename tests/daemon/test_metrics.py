@@ -13,7 +13,7 @@ from powerguard.core.drill.rehearsal import RESULTS
 from powerguard.core.model.actions import SyncFilesystems
 from powerguard.core.model.events import Done
 from powerguard.core.model.policy import FeedPolicy, Mode
-from powerguard.core.model.state import Battery, Feed, GpuCap, Maintenance, Online, Shutdown, State, Supply
+from powerguard.core.model.state import Battery, Feed, GpuCap, Maintenance, Online, State, Supply
 from powerguard.daemon.observe.metrics import LIFETIME, OPENMETRICS, SECTIONS, TEXT, DaemonCollector, reference, scrape
 from powerguard.daemon.observe.port import BmcView, Daemon
 from powerguard.ups.snmp.traps import TrapCounts
@@ -22,6 +22,7 @@ from tests.daemon.watched import (
     NOW_S,
     PHASES,
     WALL_S,
+    committed,
     drilled,
     half_fed,
     in_mode,
@@ -166,12 +167,7 @@ def test_maintenance_has_a_deadline_only_after_the_commit(phase: str, *, has: bo
 @pytest.mark.parametrize("mode", [Mode.DRY_RUN, Mode.REHEARSE])
 def test_a_power_off_that_was_only_recorded_has_no_deadline(mode: Mode) -> None:
     """Else a rehearsal's countdown goes on below zero until utility is back, on a host that stays on."""
-    daemon = scene("shutdown")
-    assert isinstance(daemon.state.phase, Shutdown)
-    daemon.policy = replace(daemon.policy, mode=mode)
-    outage = replace(daemon.state.phase.outage, mode=mode)
-    daemon.state = replace(daemon.state, phase=replace(daemon.state.phase, outage=outage))
-    assert value(daemon, "deadline_timestamp_seconds") is None
+    assert value(committed(mode), "deadline_timestamp_seconds") is None
 
 
 def test_status_flags_are_nuts() -> None:

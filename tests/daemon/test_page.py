@@ -36,7 +36,7 @@ from powerguard.daemon.observe.status import returning, status
 from powerguard.effectors.child import MAX_OUTPUT_BYTES, Ended, run_child
 from powerguard.sim.virtual import VirtualLoop
 from tests.cli.test_explain import STORIES, told_in
-from tests.daemon.watched import BOOT, NOW_S, PHASES, POLICY, WALL_S, Watched, in_mode, scene
+from tests.daemon.watched import BOOT, NOW_S, PHASES, POLICY, WALL_S, Watched, committed, scene
 
 PATIENCE_S = 60.0
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -122,7 +122,7 @@ def test_what_is_counted_down(phase: str, told: str) -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_what_is_only_recorded_says_so(mode: Mode) -> None:
-    text = shown(in_mode(scene("shutdown"), mode)).text
+    text = shown(committed(mode)).text
     assert (WORDS["en"]["recorded"] in text) is (mode is not Mode.ARMED)
     # Else a rehearsal counts down to a power-off that never comes, and then says "now" until utility is back.
     assert ("orced power-off" in text) is (mode is Mode.ARMED)

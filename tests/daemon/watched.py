@@ -212,6 +212,14 @@ def in_mode(daemon: Watched, mode: Mode) -> Watched:
     return replace(daemon, policy=replace(daemon.policy, mode=mode))
 
 
+def committed(mode: Mode) -> Watched:
+    """Return a daemon after the commit: in other modes than armed its power-off is only recorded."""
+    daemon = in_mode(scene("shutdown"), mode)
+    assert isinstance(daemon.state.phase, Shutdown)
+    its = replace(daemon.state.phase.outage, mode=mode)
+    return replace(daemon, state=replace(daemon.state, phase=replace(daemon.state.phase, outage=its)))
+
+
 def scene(name: str = "online") -> Watched:
     """Return a daemon in that phase, with everything in order."""
     phase = _phases()[name]

@@ -7,7 +7,7 @@ from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.plan import picture
 from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_endless, is_utf8, table
 from powerguard.cli.shared import EX_DOWN, EX_USAGE, fail, print_answer
-from powerguard.cli.status import BEGUN, CALLED_OFF, describe_step
+from powerguard.cli.status import BEGUN, CALLED_OFF, steps
 
 _SIZE_OPTIONS: Final = (
     ("--params", "N", "size of the model: 70B, 650M"),
@@ -170,11 +170,11 @@ def _steps(told: dict[str, Any]) -> list[str]:
     names = {reason["name"] for reason in told["reasons"]}
     if "aborted" in names:
         return [CALLED_OFF]
-    steps = [describe_step(step, told["mode"]) for step in told["next"]]
+    lines = steps(told)
     pause = next((step for step in told["next"] if step["action"] == "emergency_checkpoint" and step["at"]), None)
     if pause is not None and pause["in_s"] > 0.0:
-        steps.insert(0, f"training continues for {duration(pause['in_s'])}, until {clock_of(pause['at'])}")
-    return steps
+        lines.insert(0, f"training continues for {duration(pause['in_s'])}, until {clock_of(pause['at'])}")
+    return lines
 
 
 _WORDS: Final = {

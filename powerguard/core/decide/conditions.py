@@ -17,7 +17,7 @@ from powerguard.core.energy import account, budget, own
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OutputSource, Reading
-from powerguard.core.model.policy import Policy
+from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import Battery, Emergency, Feed, Holding, Online, Recovery, Shutdown, State, Supply
 from powerguard.core.supply.feeds import contradicts_commit, each_alone, has_supplies, told_again
 from powerguard.core.supply.fusion import is_fresh
@@ -422,9 +422,12 @@ def forecast(policy: Policy, state: State, plan: Budget) -> tuple[Forecast, ...]
 
     A checkpoint in flight may delay the power-off beyond this forecast, by the reserve or to a less orderly stop. But
     it may be durable at any moment, and then the wait is over: the forecast is the earliest time, never a late one.
+    After a power-off that was only recorded there is none: the host stays on, and utility ends the outage.
     """
     phase = state.phase
     if isinstance(phase, Shutdown):
+        if phase.outage.mode is not Mode.ARMED:
+            return ()
         return (Forecast(action="forced power-off", at_s=phase.force_at_s or None, because=phase.because),)
     *steps, commit = _by_energy(policy, state, plan)
     at_s, because = _before_cut(state, plan)

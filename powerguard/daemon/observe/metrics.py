@@ -24,7 +24,7 @@ from powerguard.core.energy import learning, needs
 from powerguard.core.energy.budget import Budget
 from powerguard.core.energy.own import looks_shared
 from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading
-from powerguard.core.model.policy import DrillReport, Health, Mode, Policy
+from powerguard.core.model.policy import DrillReport, Health, Policy
 from powerguard.core.model.state import Drill, Online, Shutdown, State, Supply, Trainer, phase_name
 from powerguard.core.supply.feeds import each_alone
 from powerguard.daemon.observe import figures
@@ -377,8 +377,7 @@ def _outage_start(view: View) -> Number:
 def _deadline(view: View) -> Number:
     state = view.daemon.state
     is_suspended = state.maintenance is not None and not isinstance(state.phase, Shutdown)
-    is_recorded = isinstance(state.phase, Shutdown) and state.phase.outage.mode is not Mode.ARMED
-    if isinstance(state.phase, Online) or aborted_by(state) or is_suspended or is_recorded:
+    if isinstance(state.phase, Online) or aborted_by(state) or is_suspended:
         return None
     if not isinstance(state.phase, Shutdown) and conditions.is_spared(view.daemon.policy, state, view.budget):
         return None

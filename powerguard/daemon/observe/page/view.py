@@ -129,9 +129,7 @@ def countdown(told: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, s
         return words["count.online"], duration(slack_s, words)
     if phase == "recovery":
         return words["count.recovery"], ""
-    if phase == "shutdown" and told["mode"] != "armed":  # The host stays on, and utility ends the outage.
-        return words["count.none"], ""
-    if phase == "shutdown":
+    if phase == "shutdown" and told["next"]:  # Else the power-off is only recorded, and utility ends the outage.
         by_s = outage["power_off_by_at"]
         return words["count.forced"], words["now"] if by_s is None else _left(by_s - told["at"], words)
     if phase == "emergency_checkpoint":
@@ -392,7 +390,7 @@ def context(
         "steps": [
             (word(words, "action", each["action"]), "" if each["in_s"] is None else _left(each["in_s"], words))
             for each in told["next"]
-            if not each["suspended"] and (told["mode"] == "armed" or each["action"] != "forced power-off")
+            if not each["suspended"]
         ],
         "gates": gate_rows(returning, words) if phase == "recovery" else [],
         "trainers": shortened(trainer_rows(told, words), words),
