@@ -373,6 +373,16 @@ def test_a_host_of_a_lower_tier_shows_the_room_for_the_higher_ones() -> None:
     assert point.need_s == conditions.foretold(daemon.policy, daemon.state, daemon.now_s).pause_need_s
 
 
+def test_a_load_in_watts_has_its_curve() -> None:
+    """Of a UPS that reports no percentage: by the rating in the settings, as the core counts it."""
+    daemon = scene("on_battery")
+    watts = replace(daemon.state.feed.reading, load_pct=None, watts=2700.0)
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=watts))
+    curves = Curves()
+    curves.take(daemon)
+    assert [point.load_pct for point in curves.points] == [50.0]
+
+
 def test_curves_are_bounded_and_span_the_whole_outage() -> None:
     """A day of outage costs as many points as two minutes, from its first second on; the next one begins anew."""
     daemon = scene("holding")

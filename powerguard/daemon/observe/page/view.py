@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from powerguard.core.decide import conditions
 from powerguard.core.model.state import Online
+from powerguard.core.supply.feeds import told_load
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.page.words import WORDS
 from powerguard.daemon.observe.port import Daemon
@@ -59,12 +60,13 @@ class Curves:
             return
         budget = conditions.foretold(daemon.policy, daemon.state, now_s)
         reading = daemon.state.feed.reading
+        load = None if reading is None else told_load(daemon.policy, daemon.state, reading)
         runtime_s = budget.reff_paused_s
         self.points.append(
             Point(
                 at_s=now_s,
                 charge_pct=None if reading is None else reading.charge_pct,
-                load_pct=None if reading is None else reading.load_pct,
+                load_pct=None if load is None else 100.0 * load,
                 runtime_s=runtime_s if runtime_s is not None and runtime_s < ENDLESS_S else None,
                 need_s=budget.pause_need_s,
             )
