@@ -8,10 +8,10 @@ import pytest
 from powerguard.core.energy.needs import fold
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.policy import BatteryModel, FeedPolicy, Learned, Need, TrainerPolicy
-from powerguard.core.model.state import Supplied
+from powerguard.core.model.state import Supplied, Supply
 from powerguard.daemon.observe.status import plan_view
 from powerguard.daemon.observe.terms import Term, terms
-from tests.daemon.watched import DAY_S, HEALTH, NOW_S, POLICY, Watched, reading, scene, taught
+from tests.daemon.watched import DAY_S, HEALTH, NOW_S, POLICY, Watched, half_fed, reading, scene, taught
 
 
 def term(daemon: Watched, name: str) -> Term:
@@ -176,3 +176,14 @@ def test_trainers_of_the_settings_are_those_of_the_policy() -> None:
     """What `scene` is made of: else the words above would be about nobody."""
     assert POLICY.trainers == (TrainerPolicy(name="llm"),)
     assert scene().state.battery.model == BatteryModel()
+
+
+def test_the_load_and_the_energy_of_several_upses_are_named_as_means() -> None:
+    """They had the source of the reading that came last, and the smallest of three terms that two UPSes do not have."""
+    daemon = half_fed(Supply.BATTERY, "on_battery")
+    means = "mean by power supplies: rack-a {0} %, rack-b {0} %"
+    assert term(daemon, "load_now").source == means.format(62)
+    assert term(daemon, "left").source == f"{means.format(53)}; on battery it never rises"
+    for name in ("left_by_charge", "left_by_runtime"):
+        assert term(daemon, name).source.endswith(": each UPS has its own")
+    assert "all together" in term(daemon, "tau_now_s").source

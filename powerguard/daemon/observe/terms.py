@@ -14,7 +14,7 @@ from powerguard.core.energy.own import Own
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OwnSource, Reading
 from powerguard.core.model.policy import Health, Learned, Policy
-from powerguard.core.model.state import State, Trainer
+from powerguard.core.model.state import Battery, State, Trainer
 from powerguard.core.supply.feeds import each_alone
 from powerguard.daemon.observe.port import Daemon
 
@@ -258,11 +258,20 @@ def _told(reading: Reading | None, field: str) -> str:
     return f"{reading.source} {of}" if of else reading.source
 
 
+def _mean(state: State, of: Callable[[Battery], float | None]) -> str:
+    """Name the value of each of several UPSes, of which a term is the mean."""
+    shares = [(each.ups, of(each.battery)) for each in state.upses]
+    told = ", ".join(f"{ups} {'?' if share is None else percent(share)}" for ups, share in shares)
+    return f"mean by power supplies: {told}"
+
+
 def _loads(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, ...]:
     reading = state.feed.reading
     by_watts = reading is not None and reading.load_pct is None and reading.watts is not None
     told = _told(reading, "watts" if by_watts else "load_pct") + (" / rating_w" if by_watts else "")
     source_now = f"{told}, averaged" if state.battery.load is not None else "not reported: counted as full"
+    if policy.feeds:
+        source_now = _mean(state, lambda battery: battery.load)
     own = () if now.own is None else (_share("load_own", now.own.load, own_from(now.own, now.now_s)),)
     return (
         _share("load_now", now.load_now, source_now),
@@ -274,21 +283,28 @@ def _loads(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, .
 def _energy(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, ...]:
     reading, battery = state.feed.reading, state.battery
     health = health_view(policy, state, now.now_s, at).because
+    charge, runtime = (_told(reading, field) for field in ("charge_pct", "runtime_s"))
+    left = "the smallest of the three"
+    if policy.feeds:
+        charge = runtime = "each UPS has its own"
+        left = _mean(state, lambda battery: battery.left)
     recharge = {"learned": "learned from a recharge", "settings": "settings"}[recharge_from(state)]
     return (
         _share("health", now.health, f"share of a new battery that a full charge holds; {health}"),
         _seconds("recharge_s", learning.recharge_s(policy, battery.model), f"from empty to full; {recharge}"),
         _share("used", now.used, "powerguard's energy account"),
         _share("left_by_account", max(0.0, now.health - now.used), "health - used"),
-        _share("left_by_charge", battery.charged, f"health x charge: {_told(reading, 'charge_pct')}"),
-        _share("left_by_runtime", battery.gauge, f"reported runtime / tau: {_told(reading, 'runtime_s')}"),
-        _share("left", now.left, "the smallest of the three; on battery it never rises"),
+        _share("left_by_charge", battery.charged, f"health x charge: {charge}"),
+        _share("left_by_runtime", battery.gauge, f"reported runtime / tau: {runtime}"),
+        _share("left", now.left, f"{left}; on battery it never rises"),
         _share("usable", now.usable, f"min({1 - policy.margin:g} left, left - {policy.floor:g})"),
     )
 
 
 def _runtimes(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
     tau = tau_from(policy, state)
+    if policy.feeds:
+        tau = f"all together, until too few power supplies have power; {tau}"
     cut = "UPS countdown or FSD" if now.cut_in_s is not None else "no countdown"
     bounded = ", at most cut_in_s" if now.cut_in_s is not None else ""
     return (
