@@ -1,6 +1,6 @@
 """Warnings about valid settings that leave a gap: for `config validate`, doctor, and the daemon's start.
 
-Also whether the profiles and the files with secrets in the settings exist, for `config validate`.
+Also whether the profiles, certificates and files with secrets in the settings exist, for `config validate`.
 
 The daemon starts without them: one UPS whose profile or secret is missing must not stop the others.
 """
@@ -8,6 +8,7 @@ The daemon starts without them: one UPS whose profile or secret is missing must 
 import difflib
 import ipaddress
 import os
+import ssl
 import stat
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -34,10 +35,13 @@ from powerguard.yamlfile import KeyPath
 def missing(settings: Settings, site_folder: Path = SITE_FOLDER) -> tuple[list[Mistake], list[Mistake]]:
     """Return names in the settings that do not exist on this host, and names that could not be checked."""
     mistakes, doubts = _profiles(settings, site_folder)
-    files = [((*path, "file"), secret.file) for path, secret in secrets_in(settings) if secret.file is not None]
-    for path, file in files:
+    files = [
+        *(((*path, "file"), secret.file, _trouble) for path, secret in secrets_in(settings) if secret.file is not None),
+        *((path, file, authority_trouble) for path, file in authorities_in(settings)),
+    ]
+    for path, file, trouble_of in files:
         try:
-            trouble = _trouble(Path(file))
+            trouble = trouble_of(Path(file))
         except PermissionError:
             doubts.append(Mistake(path, "not checked: permission denied (run this as root)"))
         else:
@@ -91,16 +95,26 @@ def _hint(name: str, known: list[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
 
-def secrets_in(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Secret]]:
+def secrets_in(settings: object) -> Iterator[tuple[KeyPath, Secret]]:
     """Yield every secret that settings name, with the path of its setting: keys of maps and places in lists."""
-    if isinstance(value, Secret):
-        yield path, value
-    elif isinstance(value, BaseModel):
+    return ((path, value) for path, value in _values(settings) if isinstance(value, Secret))
+
+
+def authorities_in(settings: object) -> Iterator[tuple[KeyPath, str]]:
+    """Yield every file with certificates of authorities that settings name, with the path of its setting."""
+    named = ((path, value) for path, value in _values(settings) if path[-1] in {"ca", "ca_file"})
+    return ((path, value) for path, value in named if isinstance(value, str))
+
+
+def _values(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    if isinstance(value, BaseModel) and not isinstance(value, Secret):
         for name in type(value).model_fields:
-            yield from secrets_in(getattr(value, name), (*path, name))
+            yield from _values(getattr(value, name), (*path, name))
     elif isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from secrets_in(inner, (*path, key))
+            yield from _values(inner, (*path, key))
+    else:
+        yield path, value
 
 
 def is_roots(file: str) -> bool:
@@ -122,6 +136,19 @@ def _trouble(path: Path) -> str:
         return f"{path}: is not a file (name the file that holds the secret)"
     if stat.S_IMODE(mode) & 0o077:
         return f"{path}: other users can read this secret (chmod 0400 {path})"
+    return ""
+
+
+def authority_trouble(path: Path) -> str:
+    """Return why a file is not suitable for the certificate of an authority; "" if it is. Raises PermissionError."""
+    try:
+        ssl.create_default_context(cafile=path)
+    except PermissionError:
+        raise
+    except ssl.SSLError:
+        return f"{path}: has no certificate in PEM (copy the one of the authority there)"
+    except OSError as error:
+        return f"{path}: {error.strerror} (copy the authority's certificate there, in PEM)"
     return ""
 
 

@@ -63,6 +63,23 @@ def test_a_profile_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.C
     assert run("config", "validate", str(path)) == 0
 
 
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an authority: a target of messages would be asked in an outage first."""
+    path = tmp_path / "powerguard.yaml"
+    source = "{kind: nut, host: h, name: ups, tls: required, ca: /nothere.pem}"
+    target = f"{{kind: webhook, url: {{credential: url}}, ca_file: '{path}'}}"
+    path.write_text(
+        f"{LEAST}      - {source}\nnotify: {{targets: {{ops: {target}}}}}\n",
+        encoding="utf-8",
+    )
+    assert run("config", "validate", str(path)) == 78
+    told = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(" (")[0] for line in told] == [
+        f"error: {path}:6:60: ups.a.sources[1].ca: /nothere.pem: No such file or directory",
+        f"error: {path}:7:74: notify.targets.ops.ca_file: {path}: has no certificate in PEM",
+    ]
+
+
 def test_what_does_not_exist_is_told_beside_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A value, a name that must agree, a profile and a secret: one run, in the order of the file."""
     path = tmp_path / "powerguard.yaml"

@@ -355,6 +355,16 @@ async def test_open_secret_is_a_failure(folder: Path) -> None:
     assert "other users can read" in text_of(checks, "secret", "FAIL")
 
 
+async def test_a_certificate_that_is_none_is_a_failure(folder: Path) -> None:
+    """Of the authority of a target of messages, to which the daemon connects in an outage first."""
+    config = settings(folder, snmp=9, bmc=9)
+    target = f"{{kind: webhook, url: {{file: '{folder}/bmc'}}, ca_file: '{folder}/bmc'}}"
+    config.write_text(f"{config.read_text()}notify: {{targets: {{ops: {target}}}}}\n", encoding="utf-8")
+    _, checks, _ = await doctor(config, "--socket", f"{folder}/none.sock")
+    assert "ops.ca_file: " in text_of(checks, "certificate", "FAIL")
+    assert verdicts(checks, "certificate") == ["FAIL"]
+
+
 async def test_settings_that_the_daemon_has_not_read_are_told(folder: Path) -> None:
     """An operator who wrote dry-run and forgot the reload must not pull the plug of an armed host."""
     config = settings(folder, snmp=9, bmc=9)

@@ -53,7 +53,7 @@ from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import crowding, ways
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
 from powerguard.options import SECRETS, Secret, SecretError
-from powerguard.settings.cautions import is_roots, secrets_in, warnings
+from powerguard.settings.cautions import authorities_in, authority_trouble, is_roots, secrets_in, warnings
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import LoadedSettings, SettingsError, load_with_origins
 from powerguard.settings.policy import policy as make_policy
@@ -184,6 +184,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
     return [
         *told,
         *_looked("secret", lambda: _secrets(ward)),
+        *_looked("certificate", lambda: _authorities(ward.settings)),
         *asyncio.run(_live(ward)),
         *_looked("power_on", lambda: _power_on(ward)),
         *_looked("budget", lambda: _budget(ward)),
@@ -337,6 +338,22 @@ def _right(secret: Secret, cause: BaseException | None) -> str:
     if isinstance(cause, FileNotFoundError) and secret.file:
         return f"install -m 0400 -o {DAEMON_USER} /dev/stdin {secret.file}"
     return f"chown {DAEMON_USER} {secret.file}" if isinstance(cause, PermissionError) and secret.file else ""
+
+
+def _authorities(settings: Settings) -> list[Finding]:
+    """Read every certificate of an authority as the daemon does. A target of messages is asked only in an outage."""
+    found: list[Finding] = []
+    for path, file in authorities_in(settings):
+        try:
+            with _as_the_daemon():
+                trouble = authority_trouble(Path(file))
+        except PermissionError as error:
+            if os.geteuid() != 0:
+                raise
+            trouble = f"{file}: user {DAEMON_USER} must read it: {error.strerror} (chmod 0644 {file})"
+        verdict: Literal["PASS", "FAIL"] = "FAIL" if trouble else "PASS"
+        found.append(Finding("certificate", verdict, f"{dotted(path)}: {trouble or f'{file}: readable'}"))
+    return found
 
 
 @contextlib.contextmanager
