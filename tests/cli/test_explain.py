@@ -718,6 +718,15 @@ def test_wrong_options_of_replay(words: tuple[str, ...], run: Run, tmp_path: Pat
     assert json.loads(out)["object"] == "error"
 
 
+def test_an_export_that_was_cut_off_has_nothing_to_compare(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """Its actions come last: it is an export, and it is not whole."""
+    lines = run("history", "export", "last", "--journal", journals["held"])[1].splitlines(keepends=True)
+    path = tmp_path / "half.jsonl"
+    path.write_text("".join(lines[: len(lines) // 2]), encoding="utf-8")
+    code, _, err = run("replay", "--diff", path)
+    assert (code, "it has been cut off, so export it again" in err) == (64, True)
+
+
 def test_a_lone_word_of_battery_is_not_passed_over(run: Run, tmp_path: Path, golden: Golden) -> None:
     """Who replays it expects an outage, and is told why there is none."""
     path = tmp_path / "t.csv"

@@ -131,7 +131,9 @@ def _chosen(args: argparse.Namespace, recordings: "tuple[Recording, ...]") -> "t
             message = f"{args.file}: has no outage {args.outage!r:.40}"
             raise ValueError(message)
     if args.diff and not all(each.marks for each in recordings):
-        message = f"{args.file}: has no record of actions; --diff needs an export of the journal"
+        cut = any(each.cut_off for each in recordings)
+        why = "it has been cut off, so export it again" if cut else "--diff needs an export of the journal"
+        message = f"{args.file}: has no record of actions; {why}"
         raise ValueError(message)
     return recordings
 
