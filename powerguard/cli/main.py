@@ -212,8 +212,9 @@ def _near(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
     """Return the option of this verb, or of a verb of it, that the first unknown one is close to."""
     from difflib import get_close_matches
 
-    known = set[str]().union(*map(_own_options, _with_verbs(parser)))
-    near = get_close_matches(_names(unknown[:1]), known, n=1, cutoff=0.7)
+    name = _names(unknown[:1])
+    known = set[str]().union(*map(_own_options, _with_verbs(parser))) - {name}  # it may stand at the wrong verb
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

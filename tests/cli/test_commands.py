@@ -804,6 +804,7 @@ USAGE = [
     (["status", "--bogus"], "--bogus"),
     (["status", "--wach"], "--watch"),
     (["checkpoint", "llm"], "unknown argument llm"),
+    (["history", "export", "last", "--json"], "unknown option --json\n"),
     (["battery", "replaced", "--instaled", "2026-11"], "--installed"),
     (["status", "--json", "--short"], "--json"),
     (["help", "stauts"], "status"),
