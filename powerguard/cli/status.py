@@ -266,14 +266,14 @@ def exit_code(told: dict[str, Any]) -> int:
 
 
 def _down(args: argparse.Namespace, why: str, *, clear: bool) -> int:
-    known, trouble = (None, "not available for another host") if args.url else last_known(args.journal or JOURNAL)
+    known, trouble = (None, "") if args.url else last_known(args.journal or JOURNAL)
     if args.json:
         down = {"schema_version": 1, "object": "status", "reachable": False, "error": why, "last_known": known}
         print(json.dumps(down, indent=2))
         return EX_DOWN
     paint = Paint()
     lines = [f"powerguard: {paint('DOWN', 'red')}: {clean(why)}"]
-    if not args.short:
+    if not (args.short or args.url):  # Another host may be protected: only its address does not answer.
         lines.append("  This host is not protected while the daemon is down.")
         if known is None:
             lines.append(f"  Last known state: none ({clean(trouble)})")
