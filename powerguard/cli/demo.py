@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from selectors import SelectSelector
 
-from powerguard.cli.render import fold, say
-from powerguard.cli.shared import EX_INTERRUPTED, EX_USAGE, fail, port
+from powerguard.cli.render import fold
+from powerguard.cli.shared import EX_INTERRUPTED, EX_REFUSED, EX_USAGE, fail, port
 from powerguard.sim.demo import story
 from powerguard.sim.demo.story import Report, Stage, StoryError
 
@@ -60,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
                 return runner.run(_serve_ups(args.ups))
         return _fast(args) if args.fast else asyncio.run(_live(args))
     except StoryError as error:
-        say(f"powerguard demo: {error}")
-        return 1
+        return fail(args, "demo", str(error), EX_REFUSED)
     except KeyboardInterrupt:
         print("\npowerguard demo: stopped", file=sys.stderr)
         return EX_INTERRUPTED

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.cli.main import main
 from powerguard.daemon.journal import history, read_only
 from powerguard.sim.demo.live import verified_step
 from tests.sim.test_fast import SKELETON, skeleton
@@ -101,7 +102,7 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
         check=False,
     )
     assert again.returncode == 1
-    assert again.stderr == f"powerguard demo: {kept} is not empty: give --keep a new folder\n"
+    assert again.stderr == f"powerguard demo: error: {kept} is not empty: give --keep a new folder\n"
     assert {path.name for path in kept.iterdir()} == names
 
 
@@ -164,20 +165,16 @@ def test_interrupted_in_the_middle(whom: str) -> None:
         ("x" * 100, "give --keep a shorter one"),
     ],
 )
-def test_a_folder_that_cannot_be_kept(folder: Path, name: str, said: str) -> None:
-    """One line that says what would be right, and nothing is started."""
+def test_a_folder_that_cannot_be_kept(folder: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that says what would be right, or an object, and nothing is started."""
     (folder / "a-file").write_text("mine")
-    ended = subprocess.run(
-        [sys.executable, "-m", "powerguard", "demo", "--keep", str(folder / name)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("powerguard demo: ")
-    assert said in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    assert main(["demo", "--keep", str(folder / name)]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("powerguard demo: error: ")
+    assert said in told
+    assert told.count("\n") == 1
+    assert main(["demo", "--json", "--keep", str(folder / name)]) == 1
+    assert said in json.loads(capsys.readouterr().out)["error"]
     assert (folder / "a-file").read_text() == "mine"
 
 

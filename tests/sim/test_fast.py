@@ -136,7 +136,7 @@ def test_it_is_the_same_every_time_and_leaves_nothing(first: dict[str, Any], hom
         assert [outage.outcome for outage in reversed(history(db, 3))] == ["ridden_through", "resumed_in_place", ""]
     assert (
         fast("--keep", str(kept), home=home).stderr
-        == f"powerguard demo: {kept} is not empty: give --keep a new folder\n"
+        == f"powerguard demo: error: {kept} is not empty: give --keep a new folder\n"
     )
 
 
