@@ -453,11 +453,12 @@ def test_a_journal_that_is_closed_to_the_reader(
 
 
 def test_the_journal_is_where_the_settings_say(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
-    """And where they are wrong today, at its usual place: an outage must be told all the same."""
+    """Also with a mistake elsewhere in them; else at its usual place: an outage must be told all the same."""
     config = tmp_path / "pg.yaml"
     text = "mode: dry-run\nups:\n  rack-a:\n    sources:\n      - {kind: snmp, host: 10.0.0.5, version: 2c}\n"
-    config.write_text(f'{text}journal: {{path: "{journals["held"]}"}}\n', encoding="utf-8")
-    assert run("--config", config, "explain", "last")[0] == 0
+    for mistake in ("", "budget: {margni: 0.2}\n"):
+        config.write_text(f'{text}journal: {{path: "{journals["held"]}"}}\n{mistake}', encoding="utf-8")
+        assert run("--config", config, "explain", "last")[0] == 0
     config.write_text("mode: armde\n", encoding="utf-8")
     code, _, err = run("--config", config, "history")
     assert (code, "/var/lib/powerguard/journal.sqlite" in err) in ((66, True), (0, False))

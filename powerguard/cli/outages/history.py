@@ -143,7 +143,7 @@ def add_journal(parser: argparse.ArgumentParser) -> None:
 
 
 def journal_of(args: argparse.Namespace) -> Path:
-    """Return the journal's path: of the option, else of the settings, else the default."""
+    """Return the journal's path: of the option, else of the settings, even if they are invalid, else the default."""
     if args.journal is not None:
         return Path(args.journal)
     try:
@@ -151,12 +151,13 @@ def journal_of(args: argparse.Namespace) -> Path:
             return Path(JOURNAL)
     except OSError:  # not readable: as with invalid settings
         return Path(JOURNAL)
-    from powerguard.settings.load import SettingsError, load
+    from powerguard.settings.load import SettingsError, check
 
     try:
-        return Path(load(Path(args.config)).journal.path)
+        settings = check(Path(args.config)).settings
     except SettingsError:
-        return Path(JOURNAL)  # An old outage can be reported even if today's settings are invalid.
+        settings = None
+    return Path(JOURNAL if settings is None else settings.journal.path)
 
 
 def find(db: sqlite3.Connection, name: str) -> OutageRecord:
