@@ -13,7 +13,7 @@ from powerguard.trainer.loop.checkpointer import StoreCheckpointer
 from powerguard.trainer.store.folders import newest_in
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.shards import scrub
-from powerguard.trainer.store.store import SavedCheckpoint, Store
+from powerguard.trainer.store.store import SavedCheckpoint, Store, StoreError
 from tests.trainer.checkpoints import save
 
 PAGE = 4096
@@ -131,7 +131,7 @@ def test_a_disk_that_does_not_answer_is_asked_again_six_hours_later(store: Store
         rot(save(store, 2, items(2)), 0)
         now_s += 6 * 3600
         store.root.rename(away)
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(StoreError, match="no longer the folder"):
             stored.idle(Event())
         away.rename(store.root)
         now_s += 60
