@@ -19,7 +19,7 @@ from bench.figure import Figure, quantile
 from powerguard.core.model.actions import Level, Note
 from powerguard.core.model.state import State
 from powerguard.daemon.journal.journal import WorkerThread, in_thread
-from powerguard.daemon.notify.hearing import Heard, Hearing
+from powerguard.daemon.notify.composer import MessageComposer, StepNotes
 from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.notify.queue import Queue
 from powerguard.effectors.child import run_child
@@ -64,7 +64,7 @@ def run(*, quick: bool) -> list[Figure]:
 async def _writes(folder: Path, times: int) -> list[Figure]:
     options = NotifyOptions.model_validate({"targets": _TARGETS})
     messenger = Messenger(options, folder / "unused.sqlite", host="gpu-01", spawn=run_child, wall=time.time)
-    hearing = Hearing("gpu-01")
+    composer = MessageComposer("gpu-01")
     thread = WorkerThread("bench")
     queue = Queue(folder / "messages.sqlite", thread, time.time)
     await queue.load()
@@ -77,7 +77,7 @@ async def _writes(folder: Path, times: int) -> list[Figure]:
         messenger.hear((_OUTAGE,), State(), "o", "armed")
         heard_us.append(1e6 * (time.perf_counter() - began))
         began = time.perf_counter()
-        messages = hearing.of_step(Heard((_OUTAGE,), State(), "o", "armed", time.time() + 100.0 * len(worded_us)))
+        messages = composer.of_step(StepNotes((_OUTAGE,), State(), "o", "armed", time.time() + 100.0 * len(worded_us)))
         worded_us.append(1e6 * (time.perf_counter() - began))
         for message in messages:
             queue.add(message, _TARGETS)
@@ -127,7 +127,7 @@ async def _waited(folder: Path, times: int) -> Figure:
         path = folder / f"waited-{number}.sqlite"
         queue = Queue(path, WorkerThread("earlier life"), time.time)
         await queue.load()
-        (message,) = Hearing("gpu-01").of_step(Heard((_OUTAGE,), State(), "o", "armed", time.time()))
+        (message,) = MessageComposer("gpu-01").of_step(StepNotes((_OUTAGE,), State(), "o", "armed", time.time()))
         for at in range(WAITING):
             queue.add(replace(message, id=f"{at}", key=f"event:{at}", title=f"message {at}"), targets)
         await queue.close(30.0)
@@ -184,7 +184,7 @@ def _apprise() -> Figure:
         "check=True, capture_output=True)\n"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)"
     )
-    (message,) = Hearing("gpu-01").of_step(Heard((_OUTAGE,), State(), "o", "armed", time.time()))
+    (message,) = MessageComposer("gpu-01").of_step(StepNotes((_OUTAGE,), State(), "o", "armed", time.time()))
     target = {"kind": "apprise", "url": {"file": "/nowhere"}}
     (options,) = NotifyOptions.model_validate({"targets": {"chat": target}}).targets.values()
     request = {

@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     try:
-        told = get(args, "/api/v1/battery")
+        battery = get(args, "/api/v1/battery")
     except DownError as error:
         return _down(args, str(error))
     except RefusedError as error:
         return fail(args, "battery show", str(error), EX_DOWN)
-    print_answer(args, told, lambda: fold(describe(told, Paint())))
+    print_answer(args, battery, lambda: fold(describe(battery, Paint())))
     return 0
 
 
@@ -114,13 +114,13 @@ def _last(known: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def describe(told: dict[str, Any], paint: Paint) -> list[str]:
+def describe(battery: dict[str, Any], paint: Paint) -> list[str]:
     """Return what was learned as lines."""
     lines: list[str] = []
-    for ups in told["ups"]:
+    for ups in battery["ups"]:
         lines += [clean(ups["name"]), *table(_ups(ups, paint))]
-    lines += ["load drops", *table(_drops(told["load_drops"]))]
-    lines += ["needs", *table(_needs(told["needs"]))]
+    lines += ["load drops", *table(_drops(battery["load_drops"]))]
+    lines += ["needs", *table(_needs(battery["needs"]))]
     return lines
 
 
@@ -164,12 +164,12 @@ def _energy(energy: dict[str, Any]) -> str:
 
 
 def _reported(reported: dict[str, Any]) -> str:
-    told, over = reported["runtime_s"], reported["over_report"]
-    if told is None:
+    runtime_s, over = reported["runtime_s"], reported["over_report"]
+    if runtime_s is None:
         return "the UPS reports no runtime"
     if over is None:
-        return f"{duration(told)}; the runtime by powerguard's own energy account is unknown"
-    return f"the UPS reports {duration(told)}, powerguard's energy account gives {duration(reported['account_s'])}"
+        return f"{duration(runtime_s)}; the runtime by powerguard's own energy account is unknown"
+    return f"the UPS reports {duration(runtime_s)}, powerguard's energy account gives {duration(reported['account_s'])}"
 
 
 def _discharge(discharge: dict[str, Any] | None, paint: Paint) -> list[tuple[str, str]]:
@@ -216,8 +216,8 @@ def _needs(needs: list[dict[str, Any]]) -> list[tuple[str, str]]:
 def _measurement(measured: dict[str, Any]) -> str:
     error = f"+-{100 * measured['error']:.0f} points" if isinstance(measured["error"], int | float) else "+-?"
     share, depth = _percent(measured["share"]), _percent(measured["depth"])
-    told = f"at least {share}" if measured.get("at_least") is True else f"{share} {error}"
-    return f"measured {_day(measured['at'])}: {told}, {depth} deep, by the {clean(measured['how'])}"
+    value = f"at least {share}" if measured.get("at_least") is True else f"{share} {error}"
+    return f"measured {_day(measured['at'])}: {value}, {depth} deep, by the {clean(measured['how'])}"
 
 
 def _day(unix_s: float | None) -> str:
@@ -230,10 +230,10 @@ def _day(unix_s: float | None) -> str:
 def _replaced(args: argparse.Namespace) -> int:
     verb = "battery replaced"
     try:
-        told = get(args, "/api/v1/battery")
-        found = [ups for ups in told["ups"] if args.ups in ("", ups["name"])]
+        battery = get(args, "/api/v1/battery")
+        found = [ups for ups in battery["ups"] if args.ups in ("", ups["name"])]
         if not found:
-            names = ", ".join(clean(ups["name"]) for ups in told["ups"])
+            names = ", ".join(clean(ups["name"]) for ups in battery["ups"])
             return fail(args, verb, f"refused: unknown UPS {clean(args.ups)}: {names} feeds this host", EX_REFUSED)
         if len(found) > 1:
             names = " or ".join(f"--ups {clean(ups['name'])}" for ups in found)
@@ -260,16 +260,16 @@ def _what_goes(ups: dict[str, Any], when: str) -> list[str]:
     name, health = clean(ups["name"]), ups["health"]
     learned = [point for point in ups["runtime"]["points"] if point["origin"] == "learned"]
     lines = [f"{name}: a new battery, installed {when}. powerguard forgets what it learned of the old one:"]
-    gone = []
+    rows = []
     if health["measured"] is not None:
-        gone.append(("health", _measurement(health["measured"])))
+        rows.append(("health", _measurement(health["measured"])))
     if learned:
         loads = ", ".join(number(point["load_pct"], "%") for point in learned)
-        gone.append(("runtime", f"learned at a load of {loads}"))
+        rows.append(("runtime", f"learned at a load of {loads}"))
     if ups["discharge"] is not None:
-        gone.append(("discharge", "the present one"))
-    gone.append(("account", "the energy taken from the old one; the account restarts at the reported charge"))
-    lines += table(gone)
+        rows.append(("discharge", "the present one"))
+    rows.append(("account", "the energy taken from the old one; the account restarts at the reported charge"))
+    lines += table(rows)
     return [*lines, "Measurements of loads, checkpoints, stops and the recharge time are kept."]
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from powerguard.cli.shared import CONFIG, SOCKET, UntoldError
+from powerguard.cli.shared import CONFIG, SOCKET, MissingKeyError
 
 URL: Final = "http://127.0.0.1:13493"
 LIMIT_S: Final = 3.0
@@ -36,7 +36,7 @@ class Answer(dict[str, Any]):
     """An object of the daemon's, and each in it. Keys are only ever added: one that lacks one is an older daemon's."""
 
     def __missing__(self, key: str) -> NoReturn:
-        raise UntoldError(key)
+        raise MissingKeyError(key)
 
 
 def add_options(parser: argparse.ArgumentParser, *, reads: bool = False) -> None:
@@ -48,11 +48,11 @@ def add_options(parser: argparse.ArgumentParser, *, reads: bool = False) -> None
 
 def get(args: argparse.Namespace, path: str) -> dict[str, Any]:
     """Read one object: over the socket, or over the port if the socket is not permitted. Raises DownError."""
-    told = _object(_answer(args, path), path)
-    if (told["schema_version"], told.get("object")) != (1, path.rpartition("/")[2]):
+    answer = _object(_answer(args, path), path)
+    if (answer["schema_version"], answer.get("object")) != (1, path.rpartition("/")[2]):
         msg = f"{path}: the answer is not a powerguard object of this version: check the address"
         raise DownError(msg)
-    return told
+    return answer
 
 
 def _answer(args: argparse.Namespace, path: str) -> tuple[int, bytes]:
@@ -189,10 +189,10 @@ def _exchange(
         if len(answer) > MAX_ANSWER_BYTES:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
     top, _, rest = bytes(answer).partition(b"\r\n\r\n")
-    words = top.split(None, 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+    parts = top.split(None, 2)
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
         raise OSError(errno.EPROTO, "the answer is not from powerguard")
-    return int(words[1]), rest
+    return int(parts[1]), rest
 
 
 def _object(answer: tuple[int, bytes], what: str) -> dict[str, Any]:

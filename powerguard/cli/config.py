@@ -103,11 +103,11 @@ def _validate(args: argparse.Namespace) -> int:
     if problems or settings is None:
         return _fail(args, tuple(problems))
     today = datetime.now(UTC).date()
-    told = [f"{checked.files.where(one.path)}: {one}" for one in [*warnings(settings, today=today), *doubts]]
+    texts = [f"{checked.files.where(one.path)}: {one}" for one in [*warnings(settings, today=today), *doubts]]
     if args.json:
-        _print_json("config_validate", {"valid": True, "file": str(_path(args)), "problems": [], "warnings": told})
+        _print_json("config_validate", {"valid": True, "file": str(_path(args)), "problems": [], "warnings": texts})
         return 0
-    for warning in told:
+    for warning in texts:
         say(f"warning: {warning}")
     fed_by = " and ".join(settings.feeding)
     line = f"{_path(args)}: valid; mode {settings.mode}, fed by {fed_by}, {_count(len(settings.trainers))}"

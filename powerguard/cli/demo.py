@@ -90,7 +90,7 @@ async def _live(args: argparse.Namespace) -> int:
     from powerguard.sim.demo import rack
 
     async with rack.rack(args.keep) as stages:
-        status = await _told(rack.REAL, rack.REPLACED, partial(rack.play, stages), args)
+        status = await _play_story(rack.REAL, rack.REPLACED, partial(rack.play, stages), args)
         _leave_reports({host: stage.journal for host, stage in stages.items()}, args)
         return status
 
@@ -113,10 +113,10 @@ def _fast(args: argparse.Namespace) -> int:
 
 
 async def _play(stage: Stage, args: argparse.Namespace) -> int:
-    return await _told(stage.real, stage.replaced, partial(story.play, stage), args)
+    return await _play_story(stage.real, stage.replaced, partial(story.play, stage), args)
 
 
-async def _told(
+async def _play_story(
     real: Sequence[str],
     replaced: Sequence[str],
     play: Callable[[Callable[[str], None]], Awaitable[Report]],
@@ -124,14 +124,14 @@ async def _told(
 ) -> int:
     """Play a story and print it. Returns the exit status."""
 
-    def tell(text: str) -> None:
+    def print_text(text: str) -> None:
         if not args.json:
             _show(text)
 
-    tell("powerguard demo")
-    tell(f"  real:     {'; '.join(real)}")
-    tell(f"  replaced: {'; '.join(replaced)}")
-    report = await play(tell)
+    print_text("powerguard demo")
+    print_text(f"  real:     {'; '.join(real)}")
+    print_text(f"  replaced: {'; '.join(replaced)}")
+    report = await play(print_text)
     if args.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
@@ -173,6 +173,6 @@ def _print_report(report: Report) -> None:
             _show(line)
     print("\nChecks")
     for check in report.checks:
-        _show(f"  {'yes' if check.holds else 'NO '}  {check.name}: {check.told}")
+        _show(f"  {'yes' if check.holds else 'NO '}  {check.name}: {check.observed}")
     verdict = "no training was lost" if report.safe else "A HOST OR ITS TRAINING WOULD HAVE BEEN LOST"
     print(f"\n{verdict}, {report.seconds:.0f} s of story")

@@ -44,15 +44,15 @@ def as_credentials(found: Sequence[Found], given: Mapping[str, Any]) -> tuple[li
     """
     files = {key: value["file"] for key, value in given.items() if isinstance(value, Mapping)}
     needed: dict[str, str] = {}
-    told = []
+    replaced = []
     for one in found:
         source = one.source
         if source is not None and one.kind == "snmp":
             own = [key for key, file in files.items() if source.get(key) == {"file": file}]
             needed |= {f"snmp-{key}": files[key] for key in own}
             source = source | {key: {"credential": f"snmp-{key}"} for key in own}
-        told.append(replace(one, source=source))
-    return told, needed
+        replaced.append(replace(one, source=source))
+    return replaced, needed
 
 
 def settings_of(found: Sequence[Found], *, bmc: bool = False) -> dict[str, Any] | None:
@@ -295,10 +295,10 @@ def run(args: argparse.Namespace) -> int:
     except SecretError as error:
         return fail(args, "discover", str(error), EX_NOINPUT)
     except ValueError as error:
-        return fail(args, "discover", _told(error), EX_USAGE)
+        return fail(args, "discover", _message(error), EX_USAGE)
 
 
-def _told(error: ValueError) -> str:
+def _message(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     problems = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()]
@@ -326,7 +326,7 @@ async def _run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_shape(search, targets, took_s, secrets), indent=2))
         return 0 if search.found else EX_NOTHING
-    return _tell(search, targets, took_s, limit_s, secrets)
+    return _print_found(search, targets, took_s, limit_s, secrets)
 
 
 def _wanted(args: argparse.Namespace) -> Wanted:
@@ -374,22 +374,22 @@ class _Progress:
 # --- Output -----------------------------------------------------------------------------------------------------------
 
 
-def _tell(search: Search, targets: Targets, took_s: float, limit_s: float, secrets: Mapping[str, str]) -> int:
+def _print_found(search: Search, targets: Targets, took_s: float, limit_s: float, secrets: Mapping[str, str]) -> int:
     from powerguard.cli.install.host import has_bmc
 
-    told = sys.stderr
+    stderr = sys.stderr
     for note in targets.notes:
-        print(f"note: {clean(note)}", file=told)
+        print(f"note: {clean(note)}", file=stderr)
     for other in search.others:
-        print(f"note: {clean(other.where)}: {clean(other.why)}", file=told)
+        print(f"note: {clean(other.where)}: {clean(other.why)}", file=stderr)
     if not search.whole:
-        print(f"note: stopped after {limit_s:g} s; set --deadline for more", file=told)
+        print(f"note: stopped after {limit_s:g} s; set --deadline for more", file=stderr)
     if not search.found:
         looked = f"{len(targets.addresses)} addresses" if len(targets.addresses) != 1 else targets.addresses[0]
-        print(f"No UPS or PDU found on {looked} in {duration(took_s)}.", file=told)
-        print("Name the card's address or network.", file=told)
-        print("A card with another community than `public` needs --community-file.", file=told)
-        print("A card that speaks only SNMP version 3 needs --user and its files.", file=told)
+        print(f"No UPS or PDU found on {looked} in {duration(took_s)}.", file=stderr)
+        print("Name the card's address or network.", file=stderr)
+        print("A card with another community than `public` needs --community-file.", file=stderr)
+        print("A card that speaks only SNMP version 3 needs --user and its files.", file=stderr)
         return EX_NOTHING
     # In a file all of it is YAML: the found devices are comments.
     on_screen = sys.stdout.isatty()
@@ -401,7 +401,8 @@ def _tell(search: Search, targets: Targets, took_s: float, limit_s: float, secre
     sys.stdout.flush()
     for name, file in secrets.items():
         print(
-            f"secret: {name}: powerguard secret set {name} < {shlex.quote(clean(file))}; powerguard install", file=told
+            f"secret: {name}: powerguard secret set {name} < {shlex.quote(clean(file))}; powerguard install",
+            file=stderr,
         )
     return 0
 

@@ -77,9 +77,9 @@ def describe(report: dict[str, Any], paint: Paint) -> list[str]:
         f"  {what}, by {clean(report['who']) or '?'}, ended {ended} after {lasted}",
     ]
     rows = [("", "expected", "measured")]
-    for label, expected, measured, words in _ROWS:
+    for label, expected, measured, text_of in _ROWS:
         if measured in figures:
-            rows.append((label, words(figures[expected]) if expected in figures else "", words(figures[measured])))
+            rows.append((label, text_of(figures[expected]) if expected in figures else "", text_of(figures[measured])))
             if measured == "checkpoint_s":
                 rows += _trainers(figures)
     if len(rows) > 1:
@@ -231,12 +231,12 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def _scopes(text: str) -> list[str]:
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
+    scopes = [word.strip() for word in text.split(",")]
+    for word in scopes:
         if word not in (*SCOPES, WATCHDOG):
             msg = f"{word!r} is not a scope (choose from {', '.join(SCOPES)}, {WATCHDOG})"
             raise argparse.ArgumentTypeError(msg)
-    return words
+    return scopes
 
 
 def run(args: argparse.Namespace) -> int:
@@ -254,9 +254,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    told = get(args, _PATH)
+    answer = get(args, _PATH)
     none = ["There was no drill yet: run `powerguard drill` to rehearse an outage."]
-    print_answer(args, told, lambda: fold(none if told["last"] is None else describe(told["last"], Paint())))
+    print_answer(args, answer, lambda: fold(none if answer["last"] is None else describe(answer["last"], Paint())))
     return 0
 
 
@@ -264,7 +264,7 @@ def _stop(args: argparse.Namespace) -> int:
     """Stop the running drill, and wait until everything is put back."""
     before = _last_id(get(args, _PATH))
     post(args, "drill-stop", {"reason": "asked for"})
-    return _tell(args, _watch(args, before), good=("interrupted", *_GOOD))
+    return _print_report(args, _watch(args, before), good=("interrupted", *_GOOD))
 
 
 def _drill(args: argparse.Namespace) -> int:
@@ -274,8 +274,8 @@ def _drill(args: argparse.Namespace) -> int:
             return fail(args, "drill", f"{WATCHDOG} powers this host off: use it without another scope", EX_USAGE)
         return drill_watchdog(args)
     scopes = given or (["full"] if args.witness == "simulated" else [])
-    asked: dict[str, object] = {"scopes": scopes, "witness": args.witness}
-    plan = post(args, "drill-plan", asked)
+    request: dict[str, object] = {"scopes": scopes, "witness": args.witness}
+    plan = post(args, "drill-plan", request)
     if plan["refused"]:
         return fail(args, "drill", f"refused: {because_of(plan['refused'])}", EX_REFUSED)
     if not args.json:
@@ -287,16 +287,16 @@ def _drill(args: argparse.Namespace) -> int:
             print("Cancelled: the drill did not start.", file=sys.stderr)
             return EX_REFUSED
     before = _last_id(get(args, _PATH))
-    begin = partial(post, args, "drill", asked)
+    begin = partial(post, args, "drill", request)
     if args.no_wait:
         print_answer(args, begin(), lambda: ["started; `powerguard drill report` shows the result"])
         return 0
-    return _tell(args, _watch(args, before, begin), good=_GOOD)
+    return _print_report(args, _watch(args, before, begin), good=_GOOD)
 
 
-def _tell(args: argparse.Namespace, told: dict[str, Any], *, good: tuple[str, ...]) -> int:
-    print_answer(args, told, lambda: fold(describe(told["last"], Paint())))
-    return 0 if told["last"]["result"] in good else EX_REFUSED
+def _print_report(args: argparse.Namespace, answer: dict[str, Any], *, good: tuple[str, ...]) -> int:
+    print_answer(args, answer, lambda: fold(describe(answer["last"], Paint())))
+    return 0 if answer["last"]["result"] in good else EX_REFUSED
 
 
 def _outline(plan: dict[str, Any]) -> list[str]:
@@ -313,8 +313,8 @@ def _at_most(seconds: float | None) -> str:
     return f" (at most {duration(seconds)})" if seconds else ""
 
 
-def _last_id(told: dict[str, Any]) -> str | None:
-    return None if told["last"] is None else str(told["last"]["id"])
+def _last_id(answer: dict[str, Any]) -> str | None:
+    return None if answer["last"] is None else str(answer["last"]["id"])
 
 
 def _watch(args: argparse.Namespace, before: str | None, begin: Callable[[], object] | None = None) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def _watch(args: argparse.Namespace, before: str | None, begin: Callable[[], obj
                 asks, begin = begin, None
                 asks()
             try:
-                told = get(args, _PATH)
+                answer = get(args, _PATH)
                 down_s = time.perf_counter()
             except DownError:
                 if time.perf_counter() - down_s > _DOWN_S:
@@ -340,18 +340,18 @@ def _watch(args: argparse.Namespace, before: str | None, begin: Callable[[], obj
                 shown.line("the daemon does not answer; it puts everything back when it runs again")
                 time.sleep(_LOOK_S)
                 continue
-            running = told["running"]
+            running = answer["running"]
             if running is None or running["stage"] == "handed_over":
-                if _last_id(told) != before:
-                    shown.end(done=told["last"]["result"] in _GOOD)
-                    return told
+                if _last_id(answer) != before:
+                    shown.end(done=answer["last"]["result"] in _GOOD)
+                    return answer
                 if time.perf_counter() - began_s > _BEGIN_S:
                     msg = "the daemon did not start it; its log has the reason (drill_refused)"
                     if stopping:
                         msg = "interrupted before the daemon began it"
                     raise RefusedError(msg)
             else:
-                shown.stage(running, told["load"])
+                shown.stage(running, answer["load"])
             time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             if stopping:
@@ -379,7 +379,7 @@ class _Progress:
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._live = sys.stderr.isatty()
-        self._told = ""
+        self._printed = ""
         self._last: dict[str, Any] = {}
 
     def stage(self, running: dict[str, Any], load: float | None) -> None:
@@ -393,11 +393,11 @@ class _Progress:
             self._passed(coming[: coming.index(running["stage"])] if running["stage"] in coming else [])
             self.line(f"{stage}: started {duration(running['lasted_s'])} into the drill", key=stage)
             return
-        told = "?" if load is None else f"{100 * load:.0f} %"
+        load_text = "?" if load is None else f"{100 * load:.0f} %"
         ends = running["stage_ends_in_s"]
         most = "" if ends is None else f", ends in {duration(max(0.0, ends))} at the latest"
         waits = ", ".join(clean(each) for each in running["waiting"])
-        text = f"  {stage}: {duration(running['stage_lasted_s'])}{most}; load {told}" + (
+        text = f"  {stage}: {duration(running['stage_lasted_s'])}{most}; load {load_text}" + (
             f"; waiting for {waits}" if waits else ""
         )
         later = ", ".join(clean(each) for each in running.get("coming", []))
@@ -423,9 +423,9 @@ class _Progress:
 
     def line(self, text: str, key: str = "") -> None:
         """Print one line, once."""
-        if self._quiet or self._told == (key or text):
+        if self._quiet or self._printed == (key or text):
             return
-        self._told = key or text
+        self._printed = key or text
         print(f"\r\x1b[K  {clean(text)}" if self._live else f"  {clean(text)}", file=sys.stderr, flush=True)
 
     def end(self, *, done: bool) -> None:

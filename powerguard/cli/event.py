@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     name, ups, *_ = [*(str(word) for word in (args.name, args.ups) if word), *after, "", ""]
     if args.caller is None and not args.nowhere and _hint(args.socket or SOCKET, name or "unnamed", ups):
         return 0
-    owned = _tell(args, name or "unnamed", ups)
+    owned = _report_event(args, name or "unnamed", ups)
     return OWNED if args.caller is not None and owned else 0
 
 
@@ -81,7 +81,7 @@ def _hint(admin: str, name: str, ups: str) -> bool:
     return False
 
 
-def _tell(args: argparse.Namespace, name: str, ups: str) -> bool:
+def _report_event(args: argparse.Namespace, name: str, ups: str) -> bool:
     """Report it to the daemon; return whether it owns the shutdown. An unreachable daemon does not."""
     try:
         if args.nowhere:
@@ -94,7 +94,7 @@ def _tell(args: argparse.Namespace, name: str, ups: str) -> bool:
 
 
 def _shutdown(args: argparse.Namespace) -> int:
-    if _tell(args, NUT_SHUTDOWN, args.ups):
+    if _report_event(args, NUT_SHUTDOWN, args.ups):
         say("powerguard event: the daemon owns the shutdown of this host")
         return 0
     try:

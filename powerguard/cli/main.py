@@ -24,7 +24,7 @@ from powerguard.cli.shared import (
     EX_IOERR,
     EX_USAGE,
     SOCKET,
-    UntoldError,
+    MissingKeyError,
     fail,
     print_answer,
 )
@@ -193,10 +193,10 @@ def _unknown(parser: Parser, verb: str) -> NoReturn:
     parser.error(f"unknown verb {verb!r}{hint}; the verbs are {', '.join(VERBS)}")
 
 
-def _refuse_secrets(parser: Parser, words: Sequence[str]) -> None:
+def _refuse_secrets(parser: Parser, arguments: Sequence[str]) -> None:
     """Refuse a secret on the command line, before a message repeats it."""
-    for word in words:
-        option = word.partition("=")[0]
+    for argument in arguments:
+        option = argument.partition("=")[0]
         known = "--comm" if "--community".startswith(option) and len(option) >= len("--comm") else option
         if known in _SECRETS:
             parser.error(f"{option}: put it into a file: {_SECRETS[known]} FILE (chmod 0400)")
@@ -221,10 +221,10 @@ def _near(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return the exit status. Ctrl-C, a closed pipe or a full disk end without a traceback."""
     _steady()
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            return _run(words)
+            return _run(arguments)
         finally:
             # The output may still be in memory: a closed pipe would otherwise show only when Python ends.
             sys.stdout.flush()
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         forget(sys.stdout)
         return 141  # the reader (head, less) has closed the pipe
     except OSError as error:
-        if verb_in(words) in _DAEMONS:
+        if verb_in(arguments) in _DAEMONS:
             raise
         forget(sys.stdout)
         where = "standard output" if error.filename is None else error.filename
@@ -252,29 +252,29 @@ def _steady() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def _run(words: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     """Find the verb and carry it out."""
     command: list[str] = []
-    verb = verb_in(words)
-    if verb == "event" and "--" in words:
-        cut = words.index("--")
-        words, command = words[:cut], words[cut + 1 :]
+    verb = verb_in(arguments)
+    if verb == "event" and "--" in arguments:
+        cut = arguments.index("--")
+        arguments, command = arguments[:cut], arguments[cut + 1 :]
     if verb == "help":
-        return _run([*(word for word in words if word != "help"), "--help"])
+        return _run([*(argument for argument in arguments if argument != "help"), "--help"])
     verbs = Verbs()
     if verb in _WITH_SECRETS or (verb is not None and verb not in VERBS):
-        _refuse_secrets(verbs.parser, words)
+        _refuse_secrets(verbs.parser, arguments)
     if verb is None:
         verbs.list_all()
     elif verb not in VERBS:
         _unknown(verbs.parser, verb)
     else:
         verbs.add(verb)
-    args, unknown = verbs.parser.parse_known_args(words)
+    args, unknown = verbs.parser.parse_known_args(arguments)
     if unknown:
         # argparse would name the whole program; the verb does not know the option.
         parser = verbs.subparsers.choices[verb] if verb is not None else verbs.parser
-        what = "option" if any(word.startswith("-") for word in unknown) else "argument"
+        what = "option" if any(argument.startswith("-") for argument in unknown) else "argument"
         parser.error(f"unknown {what} {_names(unknown)}{_near(parser, unknown)}")
     if args.version and verb is None:
         args.run, args.json = _version, False
@@ -291,7 +291,7 @@ def _run(words: list[str]) -> int:
             return fail(args, verb, args.nowhere, EX_CONFIG)
     try:
         return int(args.run(args))
-    except UntoldError as error:
+    except MissingKeyError as error:
         why = f"the daemon does not report {error.args[0]}: it is older than this command"
         return fail(args, str(verb), f"{why} (systemctl restart powerguard, unless power is out)", EX_DOWN)
 
@@ -362,8 +362,8 @@ def _version(args: argparse.Namespace) -> int:
         own = version("powerguard")
     except PackageNotFoundError:
         own = "unknown"
-    told = {"schema_version": 1, "object": "version", "version": own, "python": platform.python_version()}
-    print_answer(args, told, lambda: [f"powerguard {own} (Python {told['python']})"])
+    result = {"schema_version": 1, "object": "version", "version": own, "python": platform.python_version()}
+    print_answer(args, result, lambda: [f"powerguard {own} (Python {result['python']})"])
     return 0
 
 

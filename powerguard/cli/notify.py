@@ -39,48 +39,48 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.notify_verb == "test":
             with waiting("each target has its limit_s to answer", quiet=args.json):
-                told = post(args, "notify-test", {"target": args.target}, TEST_S)
-            return _test(args, told)
-        told = get(args, "/api/v1/notify")
+                response = post(args, "notify-test", {"target": args.target}, TEST_S)
+            return _test(args, response)
+        response = get(args, "/api/v1/notify")
     except DownError as error:
         return fail(args, "notify", str(error), EX_DOWN)
     except RefusedError as error:
         return fail(args, "notify", str(error), EX_REFUSED)
     if args.json:
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print(json.dumps(response, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(fold(_pending(told) if args.notify_verb == "pending" else _list(told))))
-    return EX_REFUSED if any(target["since"] is not None for target in told["targets"]) else 0
+        print("\n".join(fold(_pending(response) if args.notify_verb == "pending" else _list(response))))
+    return EX_REFUSED if any(target["since"] is not None for target in response["targets"]) else 0
 
 
-def _test(args: argparse.Namespace, told: dict[str, Any]) -> int:
+def _test(args: argparse.Namespace, response: dict[str, Any]) -> int:
     if args.json:
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print(json.dumps(response, indent=2, ensure_ascii=False))
     else:
         paint = Paint()
-        for each in told["results"]:
+        for each in response["results"]:
             word = paint("delivered", "green") if each["delivered"] else paint("FAILED", "red")
             print("\n".join(fold([f"{clean(each['target'])}: {word}: {clean(each['answer'])}"])))
-    return 0 if all(each["delivered"] for each in told["results"]) else EX_REFUSED
+    return 0 if all(each["delivered"] for each in response["results"]) else EX_REFUSED
 
 
-def _list(told: dict[str, Any]) -> list[str]:
-    if not told["targets"]:
+def _list(response: dict[str, Any]) -> list[str]:
+    if not response["targets"]:
         return ["no target: outages cause no message (notify.targets in the settings)"]
     rows: list[tuple[str, ...]] = [("target", "kind", "delivered", "failed", "waiting", "last answer")]
-    for each in told["targets"]:
+    for each in response["targets"]:
         answer = clean(each["answer"]) or "nothing sent yet"
         if each["since"] is not None:
-            answer = f"FAILING for {duration(told['at'] - each['since'])}: {answer}"
+            answer = f"FAILING for {duration(response['at'] - each['since'])}: {answer}"
         counts = (str(each[key]) for key in ("delivered", "failed", "queued"))
         rows.append((clean(each["name"]), clean(each["kind"]), *counts, answer))
-    trouble = [f"messages may be lost: {clean(told['trouble'])}"] if told["trouble"] else []
+    trouble = [f"messages may be lost: {clean(response['trouble'])}"] if response["trouble"] else []
     return [*table(rows), *trouble]
 
 
-def _pending(told: dict[str, Any]) -> list[str]:
+def _pending(response: dict[str, Any]) -> list[str]:
     rows = [("target", "since", "message")]
-    rows += [(clean(each["target"]), moment(each["at"]), clean(each["title"])) for each in told["pending"]]
-    left = sum(each["queued"] for each in told["targets"]) - len(told["pending"])
+    rows += [(clean(each["target"]), moment(each["at"]), clean(each["title"])) for each in response["pending"]]
+    left = sum(each["queued"] for each in response["targets"]) - len(response["pending"])
     more = [f"and {left} more"] if left > 0 else []
     return [*table(rows), *more] if len(rows) > 1 else ["nothing waits"]

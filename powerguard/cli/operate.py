@@ -10,7 +10,7 @@
 import argparse
 
 from powerguard.cli.client import DownError, RefusedError, add_options, post
-from powerguard.cli.render import clean, duration, fold, mode_note, told_seconds
+from powerguard.cli.render import clean, duration, fold, mode_note, parse_seconds
 from powerguard.cli.shared import EX_DOWN, EX_REFUSED, fail, print_answer
 
 
@@ -67,7 +67,7 @@ def register_maintenance(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = told_seconds(text)
+    seconds = parse_seconds(text)
     if seconds is None or not 0 < seconds <= 7 * 86400:
         msg = f"{text!r} is not a time up to 7 days (examples: 90s, 15m, 2h, 1d)"
         raise argparse.ArgumentTypeError(msg)

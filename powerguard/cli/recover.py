@@ -46,35 +46,35 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     try:
-        told = get(args, "/api/v1/recovery")
+        report = get(args, "/api/v1/recovery")
     except DownError as down:
         return _alone(args, str(down))
     except RefusedError as error:
         return fail(args, "recover", str(error), EX_REFUSED)
     if not args.dry_run:
         return ask(args, "recover", {"unchecked": args.unchecked}, "asked the daemon to start training")
-    starts = told["starts"]
+    starts = report["starts"]
     found = _target(starts["target"], starts["command"])
-    told["gates"] += [_gate(finding) for finding in found]
-    closed = any(gate["open"] is False for gate in told["gates"])
-    print_answer(args, told, lambda: fold(_lines(told)))
+    report["gates"] += [_gate(finding) for finding in found]
+    closed = any(gate["open"] is False for gate in report["gates"])
+    print_answer(args, report, lambda: fold(_lines(report)))
     return EX_REFUSED if closed else 0
 
 
-def _lines(told: dict[str, Any]) -> list[str]:
+def _lines(report: dict[str, Any]) -> list[str]:
     paint = Paint()
-    stage = _STAGES.get(told["stage"], clean(told["stage"]))
-    head = f"phase {clean(told['phase'])}{mode_note(told['mode'])}: {stage}"
-    if told.get("forced_by"):
-        head += f", as {clean(told['forced_by'])} wants it"
+    stage = _STAGES.get(report["stage"], clean(report["stage"]))
+    head = f"phase {clean(report['phase'])}{mode_note(report['mode'])}: {stage}"
+    if report.get("forced_by"):
+        head += f", as {clean(report['forced_by'])} wants it"
     lines = [paint(head, "bold")]
-    width = max(len(gate["name"]) for gate in told["gates"])
-    for gate in told["gates"]:
+    width = max(len(gate["name"]) for gate in report["gates"])
+    for gate in report["gates"]:
         word, colour = _MARKS[gate["open"]]
         lines.append(f"  {paint(f'{word:<7}', colour)}  {clean(gate['name']):<{width}}  {clean(gate['text'])}")
-    lines.append(f"would start: {clean(_start(told['starts'])) or 'nothing, because the scheduler starts training'}")
-    if told.get("refused"):
-        lines.append(f"`powerguard recover` would be refused: {clean(told['refused'])}")
+    lines.append(f"would start: {clean(_start(report['starts'])) or 'nothing, because the scheduler starts training'}")
+    if report.get("refused"):
+        lines.append(f"`powerguard recover` would be refused: {clean(report['refused'])}")
     return lines
 
 
@@ -138,7 +138,7 @@ def _alone(args: argparse.Namespace, why: str) -> int:
         {"name": "host", "open": not problems, "text": "; ".join(problems or notes) or "as it was"},
         *(_gate(finding) for finding in _target(target, command)),
     ]
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "schema_version": 1,
         "object": "recovery",
         "at": None,
@@ -153,9 +153,9 @@ def _alone(args: argparse.Namespace, why: str) -> int:
         "refused": why,
         "refused_unchecked": why,
     }
-    lines = _lines({**told, "phase": "unknown", "stage": "the daemon is down; this is the state without it"})
+    lines = _lines({**report, "phase": "unknown", "stage": "the daemon is down; this is the state without it"})
     lines.append("to start training with the battery watched: systemctl start powerguard.service")
-    if by_hand := clean(_start(told["starts"])):
+    if by_hand := clean(_start(report["starts"])):
         lines.append(f"to start it by hand, without a watch on the battery: {by_hand}")
-    print_answer(args, told, lambda: fold(lines))
+    print_answer(args, report, lambda: fold(lines))
     return EX_DOWN

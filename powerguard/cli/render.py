@@ -244,7 +244,7 @@ _NARROW: Final = 40
 """Columns of a terminal that is too narrow for a layout."""
 
 
-def told_seconds(text: str) -> float | None:
+def parse_seconds(text: str) -> float | None:
     """Read a duration: 90, 90s, 15m, 2h, 1d. None if it is not one."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     factor = units.get(text[-1:].lower())
@@ -291,8 +291,8 @@ def amount(size_bytes: float | None) -> str:
 class Bar:
     """One progress line on a terminal, redrawn at most ten times a second, and removed at the end.
 
-    what: a word or two in front. quiet: draw nothing, as if the stream is not a terminal. told: how counts are written;
-    bytes unless other items are counted. Any thread may report progress.
+    what: a word or two in front. quiet: draw nothing, as if the stream is not a terminal.
+    format_count: how counts are written; bytes unless other items are counted. Any thread may report progress.
     """
 
     def __init__(
@@ -301,9 +301,9 @@ class Bar:
         *,
         quiet: bool = False,
         stream: TextIO | None = None,
-        told: Callable[[float], str] = amount,
+        format_count: Callable[[float], str] = amount,
     ) -> None:
-        self._told = told
+        self._format = format_count
         self._stream = sys.stderr if stream is None else stream
         self._live = not quiet and self._stream.isatty()
         self._what = what
@@ -335,15 +335,15 @@ class Bar:
         """Return the line, at most `width` letters long."""
         rate = done / took_s if took_s > 0 else 0.0
         if not total:
-            return f"{self._what}  {self._told(done)}  {self._told(rate)}/s"[:width]
+            return f"{self._what}  {self._format(done)}  {self._format(rate)}/s"[:width]
         share = min(1.0, done / total)
         left = f"  {duration((total - done) / rate)} left" if rate > 0 and done < total else ""
-        told = f" {100 * share:3.0f} %  {self._told(done)} of {self._told(total)}  {self._told(rate)}/s{left}"
-        room = min(40, width - len(self._what) - len(told) - 3)
+        figures = f" {100 * share:3.0f} %  {self._format(done)} of {self._format(total)}  {self._format(rate)}/s{left}"
+        room = min(40, width - len(self._what) - len(figures) - 3)
         if room < 5:
-            return f"{self._what} {told}"[:width]
+            return f"{self._what} {figures}"[:width]
         full = round(room * share)
-        return f"{self._what}  {self._full * full}{self._empty * (room - full)}{told}"
+        return f"{self._what}  {self._full * full}{self._empty * (room - full)}{figures}"
 
     def __enter__(self) -> Self:
         return self

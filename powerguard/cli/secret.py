@@ -99,8 +99,8 @@ def _set(args: argparse.Namespace, root: Path, known: list[Named] | None) -> int
     except OSError as error:
         return fail(args, "secret", f"{error.filename or SECRETS}: {error.strerror}", EX_REFUSED)
     then = _next(root, args.name, known)
-    told = {"schema_version": 1, "object": "secret", "path": str(path), "next": then}
-    print_answer(args, told, lambda: [f"{path}: written, readable by root only", *(f"next: {line}" for line in then)])
+    result = {"schema_version": 1, "object": "secret", "path": str(path), "next": then}
+    print_answer(args, result, lambda: [f"{path}: written, readable by root only", *(f"next: {line}" for line in then)])
     return 0
 
 
@@ -134,15 +134,15 @@ def put(root: Path, name: str, secret: bytes) -> Path:
 def _next(root: Path, name: str, known: list[Named] | None) -> list[str]:
     if known is not None and name not in {each.name for each in known}:
         return [f"write {{credential: {name}}} into the settings: they do not use it yet"]
-    by = passed(root).get(name)
-    if by is None:
+    unit = passed(root).get(name)
+    if unit is None:
         return ["powerguard install, to give it to the daemon"]
-    if by != CREDENTIALS and f"LoadCredential={name}:{SECRETS}/{name}" not in dict(_unit_files(root))[by]:
-        return [f"{by} gives the daemon another secret of this name: change that one, or remove it and install again"]
+    if unit != CREDENTIALS and f"LoadCredential={name}:{SECRETS}/{name}" not in dict(_unit_files(root))[unit]:
+        return [f"{unit} gives the daemon another secret of this name: change that one, or remove it and install again"]
     return [f"systemctl restart {DAEMON}, unless power is out: the running daemon has the old one"]
 
 
-def _words(one: Named) -> str:
+def _state_text(one: Named) -> str:
     return f"passed by {one.passed_by}" if one.passed_by else one.stands
 
 
@@ -151,7 +151,7 @@ def _list(args: argparse.Namespace, known: list[Named]) -> int:
         secrets = [each._asdict() for each in known]
         print(json.dumps({"schema_version": 1, "object": "secrets", "secrets": secrets}, indent=2))
     elif known:
-        rows = [(clean(one.name), clean(_words(one)), clean(", ".join(one.used_by))) for one in known]
+        rows = [(clean(one.name), clean(_state_text(one)), clean(", ".join(one.used_by))) for one in known]
         print("\n".join(table(rows, indent="")))
     else:
         print("the settings name no credential")

@@ -32,13 +32,13 @@ SOCKET: Final = "/run/powerguard/powerguard.sock"
 CONFIG: Final = "/etc/powerguard/powerguard.yaml"
 
 
-class UntoldError(KeyError):
+class MissingKeyError(KeyError):
     """The daemon's answer lacks this key."""
 
 
-def print_answer(args: argparse.Namespace, told: Mapping[str, Any], lines: Callable[[], Iterable[str]]) -> None:
+def print_answer(args: argparse.Namespace, answer: Mapping[str, Any], lines: Callable[[], Iterable[str]]) -> None:
     """Print an answer: with --json the object, else the lines."""
-    print(json.dumps(told, indent=2) if args.json else "\n".join(lines()))
+    print(json.dumps(answer, indent=2) if args.json else "\n".join(lines()))
 
 
 def fail(args: argparse.Namespace, verb: str, why: str, code: int) -> int:

@@ -12,7 +12,7 @@ from powerguard.cli.render import Bar, Paint, fold, say, table
 from powerguard.cli.shared import EX_CONFIG, EX_INTERRUPTED, EX_USAGE, fail, whole
 
 if TYPE_CHECKING:
-    from powerguard.sim.world.many import Tell
+    from powerguard.sim.world.many import Progress
     from powerguard.sim.world.report import Sample, SimulationOptions
     from powerguard.sim.world.site import Site
 
@@ -90,29 +90,29 @@ def run(args: argparse.Namespace) -> int:
         one_host = _OUTAGES[args.level] if args.hosts is None else _RACK_OUTAGES
         args.outages = _JOB_OUTAGES if args.job else one_host
     whole, played = args.outages, 0
-    bar = Bar("outages", told="{:.0f}".format)
+    bar = Bar("outages", format_count="{:.0f}".format)
 
-    def tell(count: int) -> None:
+    def show_progress(count: int) -> None:
         nonlocal played
         played = count
         bar(count, whole)
 
     try:
         with bar:
-            status, told = _told(args, tell)
+            status, result = _simulate(args, show_progress)
     except KeyboardInterrupt:
         print(f"powerguard simulate: interrupted; {played} of {whole} outages were played", file=sys.stderr)
         return EX_INTERRUPTED
-    if told is not None:
+    if result is not None:
         if args.json:
-            print(json.dumps(told, indent=2))
+            print(json.dumps(result, indent=2))
         else:
-            {"simulate": _print, "simulate_rack": _print_rack, "simulate_job": _print_job}[told["object"]](told)
-            _print_end(told)
+            {"simulate": _print, "simulate_rack": _print_rack, "simulate_job": _print_job}[result["object"]](result)
+            _print_end(result)
     return status
 
 
-def _told(args: argparse.Namespace, tell: "Tell") -> tuple[int, dict[str, Any] | None]:
+def _simulate(args: argparse.Namespace, progress: "Progress") -> tuple[int, dict[str, Any] | None]:
     """Play; return the exit status, and the report unless an option is wrong."""
     from powerguard.settings.load import SettingsError
     from powerguard.sim.world.report import SimulationOptions, report
@@ -136,16 +136,16 @@ def _told(args: argparse.Namespace, tell: "Tell") -> tuple[int, dict[str, Any] |
         site=None if args.site is None else shlex.quote(args.site),
         level=args.level,
     )
-    several = _several(args, site, options, tell)
+    several = _several(args, site, options, progress)
     if isinstance(several, str):
         return fail(args, "simulate", several, EX_USAGE), None
-    told = report(_play(site, options, args.jobs, tell), options) if several is None else several
-    told |= {"warnings": warnings(site)}
-    return EX_VIOLATED if told["invariant_violations"] else 0, told
+    result = report(_play(site, options, args.jobs, progress), options) if several is None else several
+    result |= {"warnings": warnings(site)}
+    return EX_VIOLATED if result["invariant_violations"] else 0, result
 
 
 def _several(
-    args: argparse.Namespace, site: "Site", options: "SimulationOptions", tell: "Tell"
+    args: argparse.Namespace, site: "Site", options: "SimulationOptions", progress: "Progress"
 ) -> dict[str, Any] | str | None:
     """Play several hosts; return the report, or which options do not go together; None: it is one host."""
     if args.job:
@@ -154,7 +154,7 @@ def _several(
 
         if args.policy != "powerguard" or args.level != "core":
             return "--job needs --level core and --policy powerguard"
-        return of_job(play_clusters(site, options, jobs=args.jobs, tell=tell), options)
+        return of_job(play_clusters(site, options, jobs=args.jobs, progress=progress), options)
     if args.hosts is None and not site.rack.hosts:
         return None
     from powerguard.sim.world import rack
@@ -164,94 +164,96 @@ def _several(
         return f"several hosts need --level core and --policy {' or '.join(rack.KINDS)}"
     if args.hosts is not None:
         site = rack.with_hosts(site, args.hosts)
-    return rack.report(play_racks(site, options, jobs=args.jobs, tell=tell), site, options)
+    return rack.report(play_racks(site, options, jobs=args.jobs, progress=progress), site, options)
 
 
-def _play(site: "Site", options: "SimulationOptions", jobs: int | None, tell: "Tell") -> "list[Sample]":
+def _play(site: "Site", options: "SimulationOptions", jobs: int | None, progress: "Progress") -> "list[Sample]":
     if options.level == "core":
         from powerguard.sim.world.many import play_many
 
-        return play_many(site, options, jobs=jobs, tell=tell)
-    samples: list[Sample] = import_module("powerguard.sim.looped.outage").play_many(site, options, jobs=jobs, tell=tell)
+        return play_many(site, options, jobs=jobs, progress=progress)
+    samples: list[Sample] = import_module("powerguard.sim.looped.outage").play_many(
+        site, options, jobs=jobs, progress=progress
+    )
     return samples
 
 
-def _print(told: dict[str, Any]) -> None:
-    count = told["outages"]
+def _print(result: dict[str, Any]) -> None:
+    count = result["outages"]
 
     def share(key: str) -> str:
-        return f"{told[key]} ({100.0 * told[key] / count:.2f} %)"
+        return f"{result[key]} ({100.0 * result[key] / count:.2f} %)"
 
-    faults = "with faults" if told["faults"] else "without faults"
-    site = "" if told["site"] is None else f", site {told['site']}"
+    faults = "with faults" if result["faults"] else "without faults"
+    site = "" if result["site"] is None else f", site {result['site']}"
     played = "1 outage" if count == 1 else f"{count} outages"
-    mean = f"{told['excess_s_mean']:.1f}"
+    mean = f"{result['excess_s_mean']:.1f}"
     dirty, physics = share("planning_dirty"), share("physics_dirty")
     lines = [
-        f"{played} from seed {told['seed']}, {faults}, policy {told['policy']}, level {told['level']}{site}",
+        f"{played} from seed {result['seed']}, {faults}, policy {result['policy']}, level {result['level']}{site}",
         "",
-        f"  training lost beyond the oracle   {mean} s an outage, p95 {told['excess_s_p95']:.0f} s",
-        f"  lost beyond the lower bound       {told['beyond_bound_s_mean']:.1f} s an outage",
-        f"  training lost in all              {told['loss_s_mean']:.1f} s an outage",
-        f"  of that done again (rollback)     {told['rollback_s_mean']:.1f} s an outage",
+        f"  training lost beyond the oracle   {mean} s an outage, p95 {result['excess_s_p95']:.0f} s",
+        f"  lost beyond the lower bound       {result['beyond_bound_s_mean']:.1f} s an outage",
+        f"  training lost in all              {result['loss_s_mean']:.1f} s an outage",
+        f"  of that done again (rollback)     {result['rollback_s_mean']:.1f} s an outage",
         f"  power lost under the host         {dirty} by planning, {physics} by physics",
     ]
-    if told["policy"] == "oracle" and told["planning_dirty"]:
+    if result["policy"] == "oracle" and result["planning_dirty"]:
         lines.append("                                    (the oracle is the policy that lost the fewest seconds)")
     lines.append(f"  shut down                         {share('shutdowns')}, needlessly {share('needless')}")
     lines.append(f"  stranded                          {share('stranded')}")
     print("\n".join(fold(lines)))
 
 
-def _print_rack(told: dict[str, Any]) -> None:
+def _print_rack(result: dict[str, Any]) -> None:
     """Show how the hosts of each tier fared."""
-    hosts, judged = sum(told["hosts"]), told["hosts_judged"]
-    share = 100.0 * told["planning_dirty_hosts"] / max(1, judged)
-    played = "1 outage" if told["outages"] == 1 else f"{told['outages']} outages"
-    excess = f"{told['excess_s_mean']:.1f} s a host, weighted, p95 {told['excess_s_p95']:.0f} s"
+    hosts, judged = sum(result["hosts"]), result["hosts_judged"]
+    share = 100.0 * result["planning_dirty_hosts"] / max(1, judged)
+    played = "1 outage" if result["outages"] == 1 else f"{result['outages']} outages"
+    excess = f"{result['excess_s_mean']:.1f} s a host, weighted, p95 {result['excess_s_p95']:.0f} s"
     lines = [
-        f"{played} of {hosts} hosts on one UPS, from seed {told['seed']}, policy {told['policy']}, without faults",
+        f"{played} of {hosts} hosts on one UPS, from seed {result['seed']}, policy {result['policy']}, without faults",
         "",
         f"  training lost beyond the oracle   {excess}",
-        f"  power lost under a host           {told['planning_dirty_hosts']} of {judged} ({share:.2f} %) by planning",
+        f"  power lost under a host           {result['planning_dirty_hosts']} of {judged} ({share:.2f} %) by planning",
         "",
     ]
     print("\n".join(fold(lines)))
     head = ("", "hosts", "lost s", "held", "stopped", "boot", "done again")
     rows = [
         (f"  tier {each['tier']}", str(each["hosts"]), *(f"{each[key]:.0f}" for key in ("loss_s_mean", *_CAUSES)))
-        for each in reversed(told["tiers"])
+        for each in reversed(result["tiers"])
     ]
     print("\n".join(table([head, *rows])))
 
 
-def _print_job(told: dict[str, Any]) -> None:
+def _print_job(result: dict[str, Any]) -> None:
     """Show what a job on several hosts lost, and what Slurm and persons had to do."""
-    faults = "with faults" if told["faults"] else "without faults"
-    site = "" if told["site"] is None else f", site {told['site']}"
-    played = "1 outage" if told["outages"] == 1 else f"{told['outages']} outages"
+    faults = "with faults" if result["faults"] else "without faults"
+    site = "" if result["site"] is None else f", site {result['site']}"
+    played = "1 outage" if result["outages"] == 1 else f"{result['outages']} outages"
     lines = [
-        f"{played} of one job on several hosts under Slurm, from seed {told['seed']}, {faults}{site}",
+        f"{played} of one job on several hosts under Slurm, from seed {result['seed']}, {faults}{site}",
         "",
-        f"  training lost by the job          {told['lost_s_mean']:.1f} s an outage",
-        f"  of that done again (rollback)     {told['rollback_s_mean']:.1f} s an outage",
-        f"  hosts idle for another host       {told['idle_s_mean']:.1f} s an outage, added up",
-        f"  powered off                       {told['power_offs']} of {told['hosts']} hosts",
-        f"  requeued, submitted again         {told['requeues']}, {told['submitted_again']} times",
-        f"  nodes reported to a person        {told['reported']}",
+        f"  training lost by the job          {result['lost_s_mean']:.1f} s an outage",
+        f"  of that done again (rollback)     {result['rollback_s_mean']:.1f} s an outage",
+        f"  hosts idle for another host       {result['idle_s_mean']:.1f} s an outage, added up",
+        f"  powered off                       {result['power_offs']} of {result['hosts']} hosts",
+        f"  requeued, submitted again         {result['requeues']}, {result['submitted_again']} times",
+        f"  nodes reported to a person        {result['reported']}",
     ]
     print("\n".join(fold(lines)))
 
 
-def _print_end(told: dict[str, Any]) -> None:
+def _print_end(result: dict[str, Any]) -> None:
     """Show what every report ends with: what makes it doubtful, and the outages to look at."""
     paint = Paint(sys.stdout)
-    for warning in told["warnings"]:
+    for warning in result["warnings"]:
         print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
-    _print_methods(told.get("stranded_by_methods", []))
-    for lost in told.get("planning_dirty_outages", [])[:5]:
+    _print_methods(result.get("stranded_by_methods", []))
+    for lost in result.get("planning_dirty_outages", [])[:5]:
         print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
-    for violated in told["invariant_violations"]:
+    for violated in result["invariant_violations"]:
         print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
 
 
@@ -263,9 +265,9 @@ def _print_methods(sets: list[dict[str, Any]]) -> None:
     rows = [("power-on methods", "outages", "off", "stranded", "wait", "back by"), *map(_row, worst[:_MOST_SETS])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print("\n" + "\n".join(fold(["  A late reboot, B output, C sentinel, D watchdog, E clock, P the BMC's policy"])))
-    for name, *cells, by in rows:
-        told = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=False))
-        print("\n".join(fold([f"  {name:<{widths[0]}}  {told}  {by}".rstrip()])))
+    for name, *cells, wakers in rows:
+        figures = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=False))
+        print("\n".join(fold([f"  {name:<{widths[0]}}  {figures}  {wakers}".rstrip()])))
     if left := worst[_MOST_SETS:]:
         print(f"  and {len(left)} more sets, in which {sum(each['stranded'] for each in left)} stayed off (--json)")
 
@@ -273,6 +275,6 @@ def _print_methods(sets: list[dict[str, Any]]) -> None:
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
     from powerguard.sim.world.report import LETTERS
 
-    by = [f"{letter} {each['back_by'][method]}" for method, letter in LETTERS.items() if each["back_by"][method]]
+    wakers = [f"{letter} {each['back_by'][method]}" for method, letter in LETTERS.items() if each["back_by"][method]]
     counts = (str(each[key]) for key in ("outages", "went_off", "stranded"))
-    return each["set"], *counts, f"{each['wait_s_mean']:.0f} s", ", ".join(by)
+    return each["set"], *counts, f"{each['wait_s_mean']:.0f} s", ", ".join(wakers)

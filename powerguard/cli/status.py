@@ -160,9 +160,9 @@ def register(parser: argparse.ArgumentParser) -> None:
         "online; 1: in an outage or coming back; 2: shutting down; 3: online, but protection is reduced; 4: the "
         "daemon is down."
     )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    how.add_argument("--short", action="store_true", help="one line")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    formats.add_argument("--short", action="store_true", help="one line")
     parser.add_argument("-w", "--watch", action="store_true", help="refresh every second, until interrupted")
     parser.add_argument("--journal", metavar="FILE", help=f"journal that is read if the daemon is down ({JOURNAL})")
     add_options(parser, reads=True)
@@ -206,20 +206,20 @@ def _suspend(_number: int, _frame: object) -> None:
 
 def _once(args: argparse.Namespace, *, clear: bool, curves: "Curves | None" = None) -> int:
     try:
-        told = get(args, "/api/v1/status")
+        status = get(args, "/api/v1/status")
     except (DownError, RefusedError) as error:
         return _down(args, str(error), clear=clear)
     if args.json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(status, indent=2))
     elif args.short:
-        _show([short(told)], clear=clear)
+        _show([short(status)], clear=clear)
     elif clear:
         if curves is not None:
-            curves.take(told)
-        _draw(watched(told, Paint(), *_screen(), curves))
+            curves.take(status)
+        _draw(watched(status, Paint(), *_screen(), curves))
     else:
-        print("\n".join(fold(describe(told, Paint()))))
-    return exit_code(told)
+        print("\n".join(fold(describe(status, Paint()))))
+    return exit_code(status)
 
 
 def _show(lines: Sequence[str], *, clear: bool) -> None:
@@ -251,18 +251,18 @@ def fitted(ranked: Sequence[tuple[int, str]], columns: int, lines: int) -> list[
     while len(shown) > 1 and sum(len(folded) for _, folded in shown) + (left_out > 0) > lines:
         del shown[max(range(len(shown)), key=lambda at: (shown[at][0], at))]
         left_out += 1
-    told = [f"  ... {left_out} more: a larger window, or `powerguard status`"[:columns]] if left_out else []
-    return ([line for _, folded in shown for line in folded] + told)[:lines]
+    more = [f"  ... {left_out} more: a larger window, or `powerguard status`"[:columns]] if left_out else []
+    return ([line for _, folded in shown for line in folded] + more)[:lines]
 
 
-def exit_code(told: dict[str, Any]) -> int:
+def exit_code(status: dict[str, Any]) -> int:
     """Return the exit status for a status object."""
-    phase = told.get("phase")
+    phase = status.get("phase")
     if phase == "shutdown":
         return 2
     if phase != "online":
         return 1
-    return 3 if told.get("degraded") else 0
+    return 3 if status.get("degraded") else 0
 
 
 def _down(args: argparse.Namespace, why: str, *, clear: bool) -> int:
@@ -284,28 +284,30 @@ def _down(args: argparse.Namespace, why: str, *, clear: bool) -> int:
     return EX_DOWN
 
 
-def short(told: dict[str, Any]) -> str:
+def short(status: dict[str, Any]) -> str:
     """Return one line: phase, mode, readiness, slack."""
-    budget = told.get("budget") or {}
-    ready = "ready" if told.get("ready") else "not ready"
-    names = ",".join(clean(reason["name"]) for reason in told.get("reasons", ()))
+    budget = status.get("budget") or {}
+    ready = "ready" if status.get("ready") else "not ready"
+    names = ",".join(clean(reason["name"]) for reason in status.get("reasons", ()))
     slack = "endless" if is_endless(budget.get("slack_s")) else duration(budget.get("slack_s"))
-    return f"{clean(told['phase'])} {clean(told['mode'])} {ready} slack {slack}" + (f" ({names})" if names else "")
+    return f"{clean(status['phase'])} {clean(status['mode'])} {ready} slack {slack}" + (f" ({names})" if names else "")
 
 
-def describe(told: dict[str, Any], paint: Paint) -> list[str]:
+def describe(status: dict[str, Any], paint: Paint) -> list[str]:
     """Return the whole status as lines."""
-    lines = [_head(told, paint), *(line for _, line in _reasons(told, paint))]
-    return [*lines, *table([(row.label, row.text) for row in _rows(told, has_bars=False)])]
+    lines = [_head(status, paint), *(line for _, line in _reasons(status, paint))]
+    return [*lines, *table([(row.label, row.text) for row in _rows(status, has_bars=False)])]
 
 
-def watched(told: dict[str, Any], paint: Paint, columns: int, lines: int, curves: "Curves | None" = None) -> list[str]:
+def watched(
+    status: dict[str, Any], paint: Paint, columns: int, lines: int, curves: "Curves | None" = None
+) -> list[str]:
     """Return the status as a screen of that size, with bars, and the curves of the outage so far."""
-    rows = [*_rows(told, has_bars=True), *([] if curves is None else curves.rows(columns))]
+    rows = [*_rows(status, has_bars=True), *([] if curves is None else curves.rows(columns))]
     longest = max((len(row.text) for row in rows if row.share is not None), default=0)
     cells = min(_MOST_CELLS, columns - 6 - max(len(row.label) for row in rows) - longest)
     drawn = table([(row.label, _bar(row, cells, paint)) for row in rows])
-    ranked = [(0, _head(told, paint)), *_reasons(told, paint)]
+    ranked = [(0, _head(status, paint)), *_reasons(status, paint)]
     return fitted([*ranked, *((row.rank, line) for row, line in zip(rows, drawn, strict=True))], columns, lines)
 
 
@@ -338,12 +340,12 @@ class Curves:
         self._outage = ""
         self._every = self._skipped = 1
 
-    def take(self, told: dict[str, Any]) -> None:
+    def take(self, status: dict[str, Any]) -> None:
         """Take the values of a status. When there are too many, every other one goes, and half as many are taken."""
-        outage = (told.get("outage") or {}).get("id", "")
+        outage = (status.get("outage") or {}).get("id", "")
         if outage != self._outage:
             self._points, self._outage, self._every, self._skipped = [], outage, 1, 1
-        ups, lasts_s = told.get("ups") or {}, told["budget"]["runtime_effective_paused_s"]
+        ups, lasts_s = status.get("ups") or {}, status["budget"]["runtime_effective_paused_s"]
         self._skipped += 1
         if outage and self._skipped >= self._every:
             known = None if is_endless(lasts_s) else lasts_s
@@ -364,8 +366,8 @@ class Curves:
             known = [value for value in values if value is not None]
             if known:
                 drawn = _curve(values, max(top or 0.0, *known), cells)
-                told = [duration(each) if top is None else number(each, "%") for each in (known[0], known[-1])]
-                found.append(Row(7, "" if found else "so far", f"{name:<7} {drawn}  {told[0]} to {told[1]}"))
+                ends = [duration(each) if top is None else number(each, "%") for each in (known[0], known[-1])]
+                found.append(Row(7, "" if found else "so far", f"{name:<7} {drawn}  {ends[0]} to {ends[1]}"))
         return found
 
 
@@ -382,29 +384,29 @@ def _curve(values: Sequence[float | None], top: float, cells: int) -> str:
     return "".join(" " if level is None else _LEVELS[max(0, level)] for level in levels)
 
 
-def _host(told: dict[str, Any]) -> str:
+def _host(status: dict[str, Any]) -> str:
     """Return " on NAME"; "" if the daemon does not report it."""
-    name = (told.get("host") or {}).get("name")
+    name = (status.get("host") or {}).get("name")
     return f" on {clean(name)}" if name else ""
 
 
-def _head(told: dict[str, Any], paint: Paint) -> str:
-    phase, mode = clean(told["phase"]), clean(told["mode"])
-    errors = {reason["name"] for reason in told["reasons"] if reason["severity"] == "error"}
+def _head(status: dict[str, Any], paint: Paint) -> str:
+    phase, mode = clean(status["phase"]), clean(status["mode"])
+    errors = {reason["name"] for reason in status["reasons"] if reason["severity"] == "error"}
     ready = ""
-    if not told["ready"] and not errors <= NOT_ARMED:  # the mode says so itself
+    if not status["ready"] and not errors <= NOT_ARMED:  # the mode says so itself
         ready = ", " + paint("NOT READY", "red")
-    elif told["ready"] and phase == "online":  # in an outage readiness is not news
+    elif status["ready"] and phase == "online":  # in an outage readiness is not news
         ready = ", " + paint("ready", "green")
-    said = paint(phase.replace("_", " "), _COLOURS.get(phase, "yellow"))
+    shown = paint(phase.replace("_", " "), _COLOURS.get(phase, "yellow"))
     mode = paint(mode, "" if mode == "armed" else "yellow")
-    return f"powerguard {clean(told['version'])}{_host(told)}: {said}, {mode}{ready}"
+    return f"powerguard {clean(status['version'])}{_host(status)}: {shown}, {mode}{ready}"
 
 
-def _reasons(told: dict[str, Any], paint: Paint) -> list[tuple[int, str]]:
+def _reasons(status: dict[str, Any], paint: Paint) -> list[tuple[int, str]]:
     """Return the conditions that reduce protection, each with its remedy; rank and line."""
     found = []
-    for reason in told["reasons"]:
+    for reason in status["reasons"]:
         error = reason["severity"] == "error"
         fix = clean(reason["fix"]).replace(" in `powerguard status`", " below")
         colour = "red" if error and reason["name"] not in NOT_ARMED else "yellow"
@@ -413,15 +415,15 @@ def _reasons(told: dict[str, Any], paint: Paint) -> list[tuple[int, str]]:
     return found
 
 
-def _once_said(told: dict[str, Any], text: str) -> str:
+def _unless_listed(status: dict[str, Any], text: str) -> str:
     """Return a text of the daemon, or a reference if one of the reasons has it already."""
-    is_said = text and any(clean(text) in clean(reason["text"]) for reason in told["reasons"])
-    return "see above" if is_said else clean(text)
+    is_listed = text and any(clean(text) in clean(reason["text"]) for reason in status["reasons"])
+    return "see above" if is_listed else clean(text)
 
 
-def _power_on(told: dict[str, Any]) -> list[Row]:
+def _power_on(status: dict[str, Any]) -> list[Row]:
     """The power-on methods in words, the armed ones first."""
-    methods = told.get("power_on")
+    methods = status.get("power_on")
     if methods is None:  # a daemon of before
         return []
     names: dict[str, list[str]] = {}
@@ -431,7 +433,7 @@ def _power_on(told: dict[str, Any]) -> list[Row]:
         if each["stands"] != "blocked":
             names.setdefault(each["stands"], []).append(name)
         else:
-            why = "see bmc" if each["name"] == "policy" and told["bmc"] else _once_said(told, each["why"])
+            why = "see bmc" if each["name"] == "policy" and status["bmc"] else _unless_listed(status, each["why"])
             blocked.append(f"blocked: {name}: {why}")
     texts = [f"armed: {', '.join(names['armed'])}"] if "armed" in names else []
     texts += [f"not checked yet: {', '.join(names['unknown'])}"] if "unknown" in names else []
@@ -443,10 +445,10 @@ def _power_on(told: dict[str, Any]) -> list[Row]:
     return [Row(7, "" if at else "power-on", text) for at, text in enumerate(texts)]
 
 
-def _policy(told: dict[str, Any], bmc: dict[str, Any]) -> str:
+def _policy(status: dict[str, Any], bmc: dict[str, Any]) -> str:
     """The BMC's policy as last read, and why that is not enough. A policy that was never read is not guessed."""
     when = "" if bmc["age_s"] is None else f" {duration(bmc['age_s'])} ago"
-    error = f": {_once_said(told, bmc['error'])}" if bmc["error"] else ""
+    error = f": {_unless_listed(status, bmc['error'])}" if bmc["error"] else ""
     draws = "" if bmc.get("power_watts") is None else f"; the host drew {bmc['power_watts']:.0f} W"
     if bmc["verified"]:
         return f"policy {clean(bmc['policy'] or 'unknown')}, verified{when}{draws}"
@@ -455,50 +457,52 @@ def _policy(told: dict[str, Any], bmc: dict[str, Any]) -> str:
     return f"policy NOT verified{error}" if bmc["error"] or when else "policy not read yet"
 
 
-def _rows(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
-    rows = [*_outage(told), *_supply(told, has_bars=has_bars), *_budget(told, has_bars=has_bars), *_next(told)]
-    rows += [Row(3, "trainer", _trainer(trainer)) for trainer in told["trainers"]] or [Row(3, "trainer", "none known")]
-    rows += [Row(5, "source", _source(told, source)) for source in told["sources"]]
-    if told.get("traps") is not None:
-        rows.append(Row(8, "traps", _traps(told["traps"], told["at"])))
-    bmc = told["bmc"]
+def _rows(status: dict[str, Any], *, has_bars: bool) -> list[Row]:
+    rows = [*_outage(status), *_supply(status, has_bars=has_bars), *_budget(status, has_bars=has_bars), *_next(status)]
+    rows += [Row(3, "trainer", _trainer(trainer)) for trainer in status["trainers"]] or [
+        Row(3, "trainer", "none known")
+    ]
+    rows += [Row(5, "source", _source(status, source)) for source in status["sources"]]
+    if status.get("traps") is not None:
+        rows.append(Row(8, "traps", _traps(status["traps"], status["at"])))
+    bmc = status["bmc"]
     if bmc is None:
         rows.append(Row(6, "bmc", "none in the settings, so the host may stay off after a power-off"))
     else:
-        rows.append(Row(6, "bmc", f"{clean(bmc['kind'])}: {_policy(told, bmc)}"))
-    rows += _power_on(told)
-    for target in (told.get("messages") or {}).get("targets", ()):
+        rows.append(Row(6, "bmc", f"{clean(bmc['kind'])}: {_policy(status, bmc)}"))
+    rows += _power_on(status)
+    for target in (status.get("messages") or {}).get("targets", ()):
         if target["since"] is not None:
-            failing = f"{clean(target['name'])} fails for {duration(told['at'] - target['since'])}"
+            failing = f"{clean(target['name'])} fails for {duration(status['at'] - target['since'])}"
             rows.append(Row(4, "messages", f"{failing}, {target['queued']} wait: {clean(target['answer'])}"))
-    off = "powered off by" if told["mode"] == "armed" else f"not powered off in mode {clean(told['mode'])}; else by"
-    rows.append(Row(8, "host", f"{off} {clean(told['host']['kind'])}"))
-    last = told["last_outage"]
+    off = "powered off by" if status["mode"] == "armed" else f"not powered off in mode {clean(status['mode'])}; else by"
+    rows.append(Row(8, "host", f"{off} {clean(status['host']['kind'])}"))
+    last = status["last_outage"]
     if last is not None:
-        how = OUTCOMES.get(last["outcome"], last["outcome"])
-        text = f"{clean(how)}; on battery {duration(last['on_battery_s'])}"
+        outcome = OUTCOMES.get(last["outcome"], last["outcome"])
+        text = f"{clean(outcome)}; on battery {duration(last['on_battery_s'])}"
         rows.append(Row(8, "last outage", f"{moment(last['began_wall_s'])}: {text}"))
     return rows
 
 
-def _outage(told: dict[str, Any]) -> list[Row]:
+def _outage(status: dict[str, Any]) -> list[Row]:
     rows = []
-    outage = told["outage"]
+    outage = status["outage"]
     if outage is not None:
-        because = f", because {_why(outage['because'], told['phase'])}" if outage["because"] else ""
+        because = f", because {_why(outage['because'], status['phase'])}" if outage["because"] else ""
         text = f"{clean(outage['id'])} for {duration(outage['lasted_s'])}{because}; {clean(outage['grade'])} stop"
         rows.append(Row(0, "outage", text))
         if outage["latched"]:
-            is_real = told["mode"] == "armed"
-            done = "cannot be undone in this boot" if is_real else f"only recorded in mode {clean(told['mode'])}"
+            is_real = status["mode"] == "armed"
+            done = "cannot be undone in this boot" if is_real else f"only recorded in mode {clean(status['mode'])}"
             rows.append(Row(0, "committed", f"at {clock_of(outage['latched_at'])}: {done}"))
         elif outage["can_abort"]:
             rows.append(Row(0, "", "`powerguard abort` aborts the shutdown"))
-    maintenance = told["maintenance"]
+    maintenance = status["maintenance"]
     if maintenance is not None:
         text = f"for {duration(maintenance['ends_in_s'])} more, by {clean(maintenance['who'])}: "
         rows.append(Row(2, "maintenance", text + clean(maintenance["reason"])))
-    drill = told.get("drill")
+    drill = status.get("drill")
     if drill is not None:
         text = f"{clean(drill['stage'])}, for {duration(drill['lasted_s'])}, by {clean(drill['who'])}"
         rows.append(Row(2, "drill", f"{text}: it puts everything back (`powerguard drill report`)"))
@@ -510,8 +514,8 @@ def _feed(feed: dict[str, Any]) -> str:
     count = feed["supplies"]
     carries = f"{count} power suppl{'y' if count == 1 else 'ies'}, {clean(feed['supply'])}"
     silent = feed["lost_since_at"] is not None
-    told = "" if feed["ups"] is None else f": {_reading(feed['ups'], feed['supply'])}"
-    return f"{carries}{', silent' if silent else ''}{told}"
+    reading = "" if feed["ups"] is None else f": {_reading(feed['ups'], feed['supply'])}"
+    return f"{carries}{', silent' if silent else ''}{reading}"
 
 
 def _reading(ups: dict[str, Any], supply: str, *, has_bars: bool = False) -> str:
@@ -532,36 +536,36 @@ def _load(ups: dict[str, Any]) -> str:
     return number(ups["watts"], "W") if ups["load_pct"] is None else number(ups["load_pct"], "%")
 
 
-def _supply(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
-    since = told["supply_since_at"]
-    lasted = f" for {duration(told['at'] - since)}" if since is not None else ""
-    rows = [Row(0, "supply", f"{clean(told['supply'])}{lasted}")]
-    ups = told["ups"]
+def _supply(status: dict[str, Any], *, has_bars: bool) -> list[Row]:
+    since = status["supply_since_at"]
+    lasted = f" for {duration(status['at'] - since)}" if since is not None else ""
+    rows = [Row(0, "supply", f"{clean(status['supply'])}{lasted}")]
+    ups = status["ups"]
     if ups is not None:
-        feeds = told.get("feeds") or []
+        feeds = status.get("feeds") or []
         rows += [Row(2, clean(feed["name"]), _feed(feed)) for feed in feeds] or [
-            Row(2, clean(ups["name"]), _reading(ups, told["supply"], has_bars=has_bars))
+            Row(2, clean(ups["name"]), _reading(ups, status["supply"], has_bars=has_bars))
         ]
         for label, key, colour in (("charge", "charge_pct", "green"), ("load", "load_pct", "cyan")) if has_bars else ():
             share = None if ups[key] is None else min(1.0, ups[key] / 100.0)
             text = _load(ups) if key == "load_pct" else number(ups[key], "%")
             rows.append(Row(0, label, text, share, colour=colour))
-        own = told.get("own_load")
+        own = status.get("own_load")
         if own is not None:
             rows.append(Row(2, "own load", clean(own["because"])))
-        battery = told.get("battery")
+        battery = status.get("battery")
         if battery is not None:
             text = f"health {number(100 * battery['health'], '%')}: {clean(battery['because'])}"
             rows.append(Row(8, "battery", text))
     return rows
 
 
-def _budget(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
+def _budget(status: dict[str, Any], *, has_bars: bool) -> list[Row]:
     """The needs and the runtime: as a bar, with the numbers, and the slack."""
-    budget = told["budget"]
+    budget = status["budget"]
     paused_s, slack_s, shed_s = (budget.get(key) for key in ("runtime_effective_paused_s", "slack_s", "shed_s"))
     need_s = budget["need_s"] + (shed_s or 0.0)
-    begun = told["phase"] in (*BEGUN, "shutdown")
+    begun = status["phase"] in (*BEGUN, "shutdown")
     needs = f"{clean(budget['grade'])} stop {duration(budget['stop_s'])}"
     if budget["checkpoint_s"]:
         needs = f"checkpoint {duration(budget['checkpoint_s'])} + {needs}"
@@ -580,7 +584,7 @@ def _budget(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
     slack = "endless" if is_endless(slack_s) else duration(slack_s)
     if slack_s is None:
         return rows
-    if told["phase"] == "shutdown":
+    if status["phase"] == "shutdown":
         slack += " (the power-off is decided)"
     elif slack_s < 0.0:
         slack += " (the battery does not last for the needs)"
@@ -601,24 +605,24 @@ def _gives(budget: dict[str, Any]) -> str:
     return f"the battery gives {duration(paused_s)} paused, {duration(now_s)} at this load"
 
 
-def _next(told: dict[str, Any]) -> list[Row]:
+def _next(status: dict[str, Any]) -> list[Row]:
     rows = []
-    if told["phase"] == "recovery":
+    if status["phase"] == "recovery":
         rows.append(Row(0, "next", "training starts; `powerguard recover --dry-run` shows what it waits for"))
-    if told["outage"] is not None and told["outage"]["aborted_by"]:
+    if status["outage"] is not None and status["outage"]["aborted_by"]:
         rows.append(Row(0, "next", CALLED_OFF))
-    is_fine = told["outage"] is None or (told["phase"] == "recovery" and told["supply"] == "utility")
-    for place, step in enumerate(steps(told)):
+    is_fine = status["outage"] is None or (status["phase"] == "recovery" and status["supply"] == "utility")
+    for place, step in enumerate(steps(status)):
         label = ("if power fails" if is_fine else "next") if place == 0 else ""
         rows.append(Row(0, label, step))
     return rows
 
 
-def steps(told: dict[str, Any]) -> list[str]:
+def steps(status: dict[str, Any]) -> list[str]:
     """Return the forecast as lines: when, what, why. After a recorded power-off there is none."""
-    if told["phase"] == "shutdown" and not told["next"]:
+    if status["phase"] == "shutdown" and not status["next"]:
         return ["the outage ends when utility is back: the host stays on"]
-    return [_describe_step(step) for step in told["next"]]
+    return [_describe_step(step) for step in status["next"]]
 
 
 def _describe_step(step: dict[str, Any]) -> str:
@@ -628,8 +632,8 @@ def _describe_step(step: dict[str, Any]) -> str:
     action = step["action"]
     if action == "forced power-off":
         return f"{when}{at}: {action}, even if units still run"
-    words = _STEPS.get(action, {"pause": "power-off" if action == "shutdown" else clean(action)})
-    what = words.get(step.get("training") or "pause", words["pause"])
+    texts = _STEPS.get(action, {"pause": "power-off" if action == "shutdown" else clean(action)})
+    what = texts.get(step.get("training") or "pause", texts["pause"])
     if step["suspended"]:
         spared = step.get("spared")
         what += ", if the other UPSes had no utility" if spared else ", if maintenance did not suspend it"
@@ -682,11 +686,11 @@ def _traps(traps: dict[str, Any], now: float) -> str:
     return f"listening at {clean(traps['listen'])}; {hints}" + (f"; {others}" if others else "")
 
 
-def _source(told: dict[str, Any], source: dict[str, Any]) -> str:
+def _source(status: dict[str, Any], source: dict[str, Any]) -> str:
     state = "up" if source["up"] else "DOWN"
     age = f", read {duration(source['age_s'])} ago" if source["age_s"] is not None else ", never read"
     trust = ", answers could be forged" if source["up"] and source["forgeable"] else ""
-    error = "".join(f", {_once_said(told, source[key])}" for key in ("last_error", "trouble") if source.get(key))
+    error = "".join(f", {_unless_listed(status, source[key])}" for key in ("last_error", "trouble") if source.get(key))
     return (
         f"{clean(source['source'])}: {state}{age}, {source['failures']} of {source['polls']} polls failed{trust}{error}"
     )

@@ -56,7 +56,7 @@ def durations_in(mode: str | None) -> dict[str, str]:
     """Return the names of the parts of an outage; in dry-run there was no checkpoint and no hold."""
     if mode != "dry-run":
         return dict(_DURATIONS)
-    return {name: words for name, words in _DURATIONS.items() if name != "checkpoint_s"} | {"held_s": "would be held"}
+    return {name: text for name, text in _DURATIONS.items() if name != "checkpoint_s"} | {"held_s": "would be held"}
 
 
 def outcome_of(name: str, mode: str | None = None) -> str:
@@ -274,12 +274,12 @@ def _why_online(because: str, numbers: Numbers) -> str:
 
 
 def _outage_began(because: str, numbers: Numbers) -> str:
-    told = [
+    figures = [
         f"charge {numbers['charge_pct']:.0f} %" if _seconds(numbers, "charge_pct") is not None else "",
         f"load {numbers['load_pct']:.0f} %" if _seconds(numbers, "load_pct") is not None else "",
         f"reported runtime {_for(numbers, 'runtime_s')}" if _seconds(numbers, "runtime_s") is not None else "",
     ]
-    shown = ", ".join(each for each in told if each) or "no figures"
+    shown = ", ".join(each for each in figures if each) or "no figures"
     why = {
         "countdown": "the UPS counts down to cut its output",
         "fsd": "a forced shutdown (FSD) was ordered at the UPS",
@@ -340,8 +340,8 @@ def _host_returned(because: str, numbers: Numbers) -> str:
     return f"the host is back after {_for(numbers, 'away_s')} ({because})"
 
 
-def _flag(told: object) -> bool | None:
-    return told if isinstance(told, bool) else None
+def _flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
 def _jobs(numbers: Numbers) -> str:
@@ -382,11 +382,11 @@ def _powered_on(because: str, numbers: Numbers) -> str:
         _flag(numbers.get("ac_failed"))
     ]
     firmware = f"firmware took {_for(numbers, 'firmware_s')}" if numbers.get("firmware_s") is not None else ""
-    told = "; ".join(filter(None, (lost, firmware)))
+    details = "; ".join(filter(None, (lost, firmware)))
     what = f"powered on by {cause.replace('-', ' ')}" if cause else "the cause of the power-on is unknown"
     if numbers.get("late_reboot") is True:
         what = "a late reboot, ordered by powerguard"
-    return f"{what} ({because}{'; ' if told else ''}{told})"
+    return f"{what} ({because}{'; ' if details else ''}{details})"
 
 
 def _continued(because: str, numbers: Numbers) -> str:
@@ -422,12 +422,12 @@ def because_of(text: str) -> str:
 def _who(text: str) -> _Sentence:
     """Make a sentence that names the operator and the reason."""
 
-    def told(because: str, numbers: Numbers) -> str:
+    def make(because: str, numbers: Numbers) -> str:
         who = numbers.get("who")
         by = f" by {who}" if who and str(who) not in because else ""
         return f"{text}{by} ({because})"
 
-    return told
+    return make
 
 
 def _plain(text: str) -> _Sentence:

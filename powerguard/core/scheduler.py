@@ -121,12 +121,12 @@ def _is_over(turn: Turn, node: NodeMarked) -> bool:
     return feed.lost_since_s is not None and turn.now_s - feed.lost_since_s >= turn.policy.unknown_hold_s
 
 
-def begin_again(turn: Turn, *, was: Mode) -> None:
-    """Forget what was only recorded of this outage, in a mode that carries out less. was: that mode."""
+def begin_again(turn: Turn, *, old_mode: Mode) -> None:
+    """Forget what was only recorded of this outage, in a mode that carries out less. old_mode: that mode."""
     node = turn.state.node
     if node is not None and node.outage == turn.outage_id:
         node = replace(node, left=False, leaving=False, recorded=False)
-        if was is Mode.DRY_RUN:
+        if old_mode is Mode.DRY_RUN:
             node = replace(node, drained=False, signalled=False, running=())
         turn.owe(node)
 
@@ -140,24 +140,24 @@ def handle(turn: Turn, outcome: Outcome) -> None:
     if not isinstance(outcome, Done):
         _again(turn, node, outcome.reason)
         return
-    told, recorded = events.node_marked(outcome), events.is_recorded(outcome)
-    if told.did == NOT_DOWN:
-        _again(turn, replace(node, jobs=_union(node.jobs, told.jobs)), told.because)
+    result, recorded = events.node_marked(outcome), events.is_recorded(outcome)
+    if result.effect == NOT_DOWN:
+        _again(turn, replace(node, jobs=_union(node.jobs, result.jobs)), result.because)
         return
     turn.set_alarm(_FAILED, "the scheduler answers again", holds=False)
     if isinstance(action, DrainNode):
-        turn.owe(replace(node, drained=True, running=told.jobs, recorded=recorded))
-        _note(turn, "node_drained", outcome, told)
+        turn.owe(replace(node, drained=True, running=result.jobs, recorded=recorded))
+        _note(turn, "node_drained", outcome, result)
     elif isinstance(action, LeaveNode):
-        jobs = _union(node.jobs, told.jobs)
+        jobs = _union(node.jobs, result.jobs)
         recorded = recorded and (node.recorded or not node.drained)  # a rehearsal drains the node, and then leaves it
         turn.owe(replace(node, left=True, leaving=False, jobs=jobs, recorded=recorded))
-        _note(turn, "node_left", outcome, told)
+        _note(turn, "node_left", outcome, result)
     elif isinstance(action, ReturnNode):
         turn.settle(node)
         if recorded and not node.recorded:
             turn.note("node_kept", _STAYS, Level.ERROR)
-        _note(turn, "node_returned", outcome, told)
+        _note(turn, "node_returned", outcome, result)
 
 
 def _again(turn: Turn, node: NodeMarked, because: str) -> None:
@@ -168,12 +168,12 @@ def _again(turn: Turn, node: NodeMarked, because: str) -> None:
     turn.set_alarm(_FAILED, f"{because}; the order is repeated", holds=True, level=Level.ERROR)
 
 
-def _note(turn: Turn, event: str, outcome: Done, told: events.NodeTold) -> None:
+def _note(turn: Turn, event: str, outcome: Done, result: events.NodeChanged) -> None:
     if events.is_recorded(outcome):
         return
-    if isinstance(outcome.action, ReturnNode) and not outcome.action.outage and told.did != "resumed":
+    if isinstance(outcome.action, ReturnNode) and not outcome.action.outage and result.effect != "resumed":
         return  # There was no mark of an unknown outage.
-    if told.did == "not_ours":
+    if result.effect == "not_ours":
         turn.note("node_kept", "others have marked it, so it is left as it is", Level.WARNING, **dict(outcome.detail))
         if not isinstance(outcome.action, LeaveNode):
             return

@@ -106,7 +106,7 @@ class PoweredOff:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastWord:
+class LastKnownMoment:
     """The last known moment of a boot, by both clocks. stopped: every unit had been ended in order by then."""
 
     wall_s: float
@@ -114,7 +114,7 @@ class LastWord:
     stopped: bool
 
 
-MarkOf = Callable[[str], Awaitable[LastWord | None]]
+MarkOf = Callable[[str], Awaitable[LastKnownMoment | None]]
 
 
 async def measure(host: BootDaemon, spawn: Spawn, mark_of: MarkOf | None = None) -> None:
@@ -174,12 +174,12 @@ def powered_off(before: Sequence[Line], returned: Line) -> PoweredOff | str:
     if returned.because != "powered off by us":
         return returned.because
     boot_id = next((line.boot_id for line in reversed(before) if line.boot_id != returned.boot_id), "")
-    gone = [line for line in before if line.boot_id == boot_id]
-    latch = next((line for line in reversed(gone) if line.event == "phase_changed" and _is_latch(line)), None)
+    boot_lines = [line for line in before if line.boot_id == boot_id]
+    latch = next((line for line in reversed(boot_lines) if line.event == "phase_changed" and _is_latch(line)), None)
     if latch is None:
         return "the commit is no longer in the journal"
-    orders = [line for line in gone if line.kind == "action" and line.event == "PowerOff"]
-    accepted = [line for line in orders if any(_was_accepted(other, line) for other in gone)]
+    orders = [line for line in boot_lines if line.kind == "action" and line.event == "PowerOff"]
+    accepted = [line for line in orders if any(_was_accepted(other, line) for other in boot_lines)]
     if not accepted:
         return "no power-off was accepted"
     try:
@@ -210,7 +210,7 @@ def _was_accepted(line: Line, order: Line) -> bool:
 # --- The system's journal ---------------------------------------------------------------------------------------------
 
 
-async def last_word(boot_id: str, spawn: Spawn) -> LastWord | str:
+async def last_word(boot_id: str, spawn: Spawn) -> LastKnownMoment | str:
     """Ask journald for the last entry of a boot, or return why it has none. Never raises for what it finds."""
     name = boot_id.replace("-", "")
     if not re.fullmatch(r"[0-9a-f]{32}", name):
@@ -224,12 +224,12 @@ async def last_word(boot_id: str, spawn: Spawn) -> LastWord | str:
     if ended.timed_out:
         return f"journalctl: no answer within {LOOK_LIMIT_S:g} s"
     if ended.returncode != 0 or not ended.stdout.strip():
-        told = ended.stderr.decode(errors="replace").strip().splitlines()
-        return f"journalctl: {told[0][:200] if told else 'no entry of that boot: check that /var/log/journal exists'}"
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        return f"journalctl: {lines[0][:200] if lines else 'no entry of that boot: check that /var/log/journal exists'}"
     return parse(ended.stdout, name)
 
 
-def parse(raw: bytes, boot: str) -> LastWord | str:
+def parse(raw: bytes, boot: str) -> LastKnownMoment | str:
     """Read the one line of `journalctl -o json`; boot: whose entry it must be, 32 hexadecimal digits."""
     try:
         entry = json.loads(raw)
@@ -239,13 +239,13 @@ def parse(raw: bytes, boot: str) -> LastWord | str:
         return "journalctl: answers, but not with one entry"
     if whose != boot:
         return "journalctl: answers with another boot's entry"
-    return LastWord(wall_s=wall_us / 1e6, monotonic_s=monotonic_us / 1e6, stopped=message_id == _JOURNAL_STOPPED)
+    return LastKnownMoment(wall_s=wall_us / 1e6, monotonic_s=monotonic_us / 1e6, stopped=message_id == _JOURNAL_STOPPED)
 
 
 # --- The mark of powerguard-off ---------------------------------------------------------------------------------------
 
 
-async def read_mark(path: Path, boot: str) -> LastWord | None:
+async def read_mark(path: Path, boot: str) -> LastKnownMoment | None:
     """Return the mark that powerguard-off left in that boot; None when there is none, or none that is whole."""
 
     def read() -> bytes:
@@ -260,20 +260,20 @@ async def read_mark(path: Path, boot: str) -> LastWord | None:
     found = _MARK_LINE.fullmatch(raw.decode("ascii", "replace"))
     if found is None or found[1] != boot:
         return None
-    return LastWord(wall_s=float(found[3]), monotonic_s=float(found[2]), stopped=True)
+    return LastKnownMoment(wall_s=float(found[3]), monotonic_s=float(found[2]), stopped=True)
 
 
-def later(order: PoweredOff, last: LastWord | str, mark: LastWord | None) -> LastWord | str:
+def later(order: PoweredOff, last: LastKnownMoment | str, mark: LastKnownMoment | None) -> LastKnownMoment | str:
     """Return the best evidence of the end: the mark comes after journald, and exists without a persistent journal.
 
     One that goes on until the deadline was cut there: the last processes had not ended.
     """
-    if mark is None or (isinstance(last, LastWord) and last.monotonic_s > mark.monotonic_s):
+    if mark is None or (isinstance(last, LastKnownMoment) and last.monotonic_s > mark.monotonic_s):
         return last
     return replace(mark, stopped=mark.monotonic_s - order.latched_at_s < order.force_s - _CUT_S)
 
 
-def took_s(order: PoweredOff, last: LastWord | str) -> float | str:
+def took_s(order: PoweredOff, last: LastKnownMoment | str) -> float | str:
     """Seconds from the commit to the end of the host, or why they are unknown.
 
     A stop that the deadline has cut took at least what it was given; where it was given all there is, that counts.
@@ -354,8 +354,8 @@ async def firmware_s(spawn: Spawn) -> float | None:
         ended = await spawn(["systemctl", "show", f"--property={_FIRMWARE}"], limit_s=SYSTEMCTL_LIMIT_S)
     except OSError:
         return None
-    name, _, told = ended.stdout.decode("ascii", "replace").strip().partition("=")
-    if ended.timed_out or ended.returncode != 0 or name != _FIRMWARE or not told.isdecimal():
+    name, _, value = ended.stdout.decode("ascii", "replace").strip().partition("=")
+    if ended.timed_out or ended.returncode != 0 or name != _FIRMWARE or not value.isdecimal():
         return None
-    seconds = int(told) / 1e6
+    seconds = int(value) / 1e6
     return seconds if 0.0 < seconds <= LONGEST_FIRMWARE_S else None

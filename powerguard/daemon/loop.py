@@ -721,15 +721,15 @@ class ReturnWatch:
                 now_s = self._clock()
                 by_s = now_s + limit_s
                 name = f"{boot_id[:8]}-{{}}-{self._checks}"
-                asked: list[Action] = []
+                actions: list[Action] = []
                 if self._kind != "none":
-                    asked.append(EnsurePolicy(id=name.format("policy"), by_s=now_s + POLICY_LIMIT_S, outage=""))
+                    actions.append(EnsurePolicy(id=name.format("policy"), by_s=now_s + POLICY_LIMIT_S, outage=""))
                 for view in self.methods:
                     id_ = name.format(f"{view.method}{view.ups}")
-                    asked.append(CheckPowerOn(id=id_, by_s=by_s, method=view.method, ups=view.ups))
+                    actions.append(CheckPowerOn(id=id_, by_s=by_s, method=view.method, ups=view.ups))
                 # In parallel: one that hangs does not delay the others.
                 async with asyncio.TaskGroup() as tasks:
-                    asking = [tasks.create_task(self._ask(attempt, each)) for each in asked if can(type(each))]
+                    asking = [tasks.create_task(self._ask(attempt, each)) for each in actions if can(type(each))]
                 failures = 0 if all(task.result() for task in asking) else failures + 1
                 rest_s = RETRY_S * 2.0 ** min(failures - 1, 10) if failures else CHECK_S
             with contextlib.suppress(TimeoutError):

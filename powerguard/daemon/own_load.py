@@ -115,12 +115,12 @@ class Outlets:
             watts = 0.0
             for outlet in pdu.outlets:
                 name = f"outlet.{outlet}.realpower"
-                told = await upsd.get(name)
-                if told is None or not _WATTS.fullmatch(told):
-                    found = "has no" if told is None else f"answers {told!r:.40} for"
+                value = await upsd.get(name)
+                if value is None or not _WATTS.fullmatch(value):
+                    found = "has no" if value is None else f"answers {value!r:.40} for"
                     msg = f"{upsd.where} {found} {name}: name an outlet that measures watts (`upsc {pdu.name}`)"
                     raise ValueError(msg)
-                watts += float(told)
+                watts += float(value)
             return watts
 
 
@@ -128,10 +128,10 @@ async def gpu_watts(gpu: GpuEffector, limit_s: float) -> float | None:
     """Return the sum of what the GPUs draw, as NVML reports it; None if one of them has no report."""
     try:
         async with asyncio.timeout(limit_s):
-            told = (await gpu.ask({"word": "list"})).get("gpus")
+            answer = (await gpu.ask({"word": "list"})).get("gpus")
     except (EffectorError, TimeoutError):
         return None
-    gpus: list[Any] = told if isinstance(told, list) else []
+    gpus: list[Any] = answer if isinstance(answer, list) else []
     draws = [each.get("power_w") if isinstance(each, dict) else None for each in gpus]
     known = [float(watts) for watts in draws if isinstance(watts, int | float)]
     return sum(known) if known and len(known) == len(draws) else None

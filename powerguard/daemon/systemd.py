@@ -40,22 +40,22 @@ class Manager:
 
 def parse(environ: Mapping[str, str], pid: int) -> Manager:
     """Read NOTIFY_SOCKET (a path, or @name in the abstract namespace), WATCHDOG_USEC and WATCHDOG_PID."""
-    told = environ.get("NOTIFY_SOCKET", "")
+    value = environ.get("NOTIFY_SOCKET", "")
     address: str | bytes | None = None
-    if told.startswith("@") and len(told) > 1:
-        address = b"\0" + told[1:].encode("utf-8", "surrogateescape")
-    elif told.startswith("/"):
-        address = told
+    if value.startswith("@") and len(value) > 1:
+        address = b"\0" + value[1:].encode("utf-8", "surrogateescape")
+    elif value.startswith("/"):
+        address = value
     return Manager(address=address, watchdog_s=_watchdog_s(environ, pid))
 
 
 def _watchdog_s(environ: Mapping[str, str], pid: int) -> float | None:
     if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         return None  # meant for another process of this service
-    told = environ.get("WATCHDOG_USEC", "")
-    if not (told.isascii() and told.isdigit() and len(told) < 20) or int(told) == 0:
+    usec = environ.get("WATCHDOG_USEC", "")
+    if not (usec.isascii() and usec.isdigit() and len(usec) < 20) or int(usec) == 0:
         return None
-    return int(told) / 1e6
+    return int(usec) / 1e6
 
 
 def _status(text: str) -> dict[str, str]:
@@ -96,23 +96,23 @@ class Notifier:
 
     def ready(self, status: str = "") -> None:
         """Report that the daemon is up, or that the reload has ended."""
-        self._tell(READY="1", **_status(status))
+        self._notify(READY="1", **_status(status))
 
     def status(self, text: str) -> None:
         """Report one line for `systemctl status`."""
-        self._tell(STATUS=text[:STATUS_CHARS])
+        self._notify(STATUS=text[:STATUS_CHARS])
 
     def watchdog(self) -> None:
         """Report that the poll loop and the state machine have made progress. Never call it from a bare timer."""
-        self._tell(WATCHDOG="1")
+        self._notify(WATCHDOG="1")
 
     def reloading(self) -> None:
         """Report that the settings are being read again; `ready` ends it. systemd >= 253 needs the time with it."""
-        self._tell(RELOADING="1", MONOTONIC_USEC=str(time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000))
+        self._notify(RELOADING="1", MONOTONIC_USEC=str(time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000))
 
     def stopping(self, status: str = "") -> None:
         """Report that the daemon is stopping."""
-        self._tell(STOPPING="1", **_status(status))
+        self._notify(STOPPING="1", **_status(status))
 
     def close(self) -> None:
         """Close the socket."""
@@ -120,7 +120,7 @@ class Notifier:
             self._socket.close()
             self._socket = None
 
-    def _tell(self, **fields: str) -> None:
+    def _notify(self, **fields: str) -> None:
         if self._socket is None or self._address is None:
             return
         try:

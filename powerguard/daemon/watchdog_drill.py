@@ -147,8 +147,8 @@ class WatchdogDrill:
         await watchdog.store(drill)
         try:
             left_s = await watchdog.arm(self._in_s, self._by_s())
-            told = ("in_s", left_s), ("board", drill.board.name)
-            self._note("watchdog_drill_armed", f"begun by {who}", Level.WARNING, told)
+            numbers = ("in_s", left_s), ("board", drill.board.name)
+            self._note("watchdog_drill_armed", f"begun by {who}", Level.WARNING, numbers)
             order = PowerOff(
                 id=f"{self._host.boot_id[:8]}-watchdog-drill",
                 by_s=self._host.clock() + _LIMIT_S,
@@ -253,10 +253,10 @@ class WatchdogDrill:
                 because = drill.board.unlike(watchdog.board(seen))
                 break
             except EffectorError as error:
-                told = str(error)
+                problem = str(error)
             await self._pause(_ASK_AGAIN_S)
         else:
-            await self._end(watchdog, drill, passed=False, because=f"the BMC could not be asked: {told}")
+            await self._end(watchdog, drill, passed=False, because=f"the BMC could not be asked: {problem}")
             return
         boot_wall_s = self._host.wall() - self._host.clock()
         passed, why = verdict(drill, seen, boot_wall_s)
@@ -299,15 +299,15 @@ def verdict(drill: "DrillRecord", seen: "WatchdogStatus", boot_wall_s: float) ->
 
     cause = seen.restart_cause
     after_s = boot_wall_s - (drill.armed_wall_s + drill.in_s)
-    is_told = cause not in (None, RestartCause.UNKNOWN)
-    fired = cause is RestartCause.WATCHDOG if is_told else seen.timer.expired is True
-    told = f"restart cause {cause}" if is_told else "the BMC reports no restart cause; its timer has " + (
+    is_reported = cause not in (None, RestartCause.UNKNOWN)
+    fired = cause is RestartCause.WATCHDOG if is_reported else seen.timer.expired is True
+    evidence = f"restart cause {cause}" if is_reported else "the BMC reports no restart cause; its timer has " + (
         "fired" if fired else "not fired"
     )  # fmt: skip
     if not fired:
-        return False, f"{told}: once the host is off, this board's watchdog does not bring it back"
+        return False, f"{evidence}: once the host is off, this board's watchdog does not bring it back"
     if after_s < -EARLY_S:
-        return False, f"{told}, but this boot began {-after_s:.0f} s before the timer would have fired"
+        return False, f"{evidence}, but this boot began {-after_s:.0f} s before the timer would have fired"
     if after_s > LATE_S:
-        return False, f"{told}, but this boot began {after_s / 60:.0f} minutes after the timer had fired"
-    return True, f"{told}; this boot began {max(after_s, 0.0):.0f} s after the timer had fired"
+        return False, f"{evidence}, but this boot began {after_s / 60:.0f} minutes after the timer had fired"
+    return True, f"{evidence}; this boot began {max(after_s, 0.0):.0f} s after the timer had fired"

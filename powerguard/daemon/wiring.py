@@ -188,15 +188,15 @@ def _longest_stops_s(settings: Settings) -> list[float]:
 def _opening(settings: Settings, name: str, clock: Clock) -> Opening | None:
     """Make it. The modules of SNMP are loaded here, so that a host without it saves memory (ciphers: 6 MB)."""
     wanted = settings.ups[name].output_off
-    by = None if wanted is None else sender(settings.ups[name].sources, wanted)
-    if wanted is None or by is None:
+    source = None if wanted is None else sender(settings.ups[name].sources, wanted)
+    if wanted is None or source is None:
         return None
-    if isinstance(by, NutOptions):
-        return by_nut.opening(lambda: connection.opened(by), wanted)
+    if isinstance(source, NutOptions):
+        return by_nut.opening(lambda: connection.opened(source), wanted)
     from powerguard.effectors.ups_output import by_snmp  # noqa: PLC0415 - see above
     from powerguard.ups.snmp.discovery import opened  # noqa: PLC0415 - see above
 
-    return by_snmp.opening(lambda: opened(by, wanted.community), wanted, clock)
+    return by_snmp.opening(lambda: opened(source, wanted.community), wanted, clock)
 
 
 def methods_of(
@@ -356,8 +356,10 @@ def build(
     bmc_effector, keeper = _bmc(settings, ports, acts=acts)
     host = HostEffector(settings.host, mode=policy.mode, resume=settings.resume, spawn=ports.spawn, clock=ports.clock)
     hold: Effector = trainers if acts else DryRunEffector()
-    disks = SyncEffector(checkpoint_dirs(settings), told=trainers.folders, spawn=ports.spawn, clock=ports.clock)
-    check = _host_check(settings, ports, told=trainers.folders)
+    disks = SyncEffector(
+        checkpoint_dirs(settings), reported_paths=trainers.folders, spawn=ports.spawn, clock=ports.clock
+    )
+    check = _host_check(settings, ports, reported_folders=trainers.folders)
     relief, watchers = _relief(settings, ports, trainers, acts=acts, state=state)
     effectors: dict[type[Action], Effector] = {
         **dict.fromkeys((TriggerCheckpoint, PauseTrainer, ResumeTrainer), hold),
@@ -467,14 +469,16 @@ def _watchers(
     return watchers
 
 
-def _host_check(settings: Settings, ports: Ports, *, told: Callable[[], Iterable[str]]) -> HostCheckEffector:
-    """Return the check of the host. told: returns the folders that trainers report."""
+def _host_check(
+    settings: Settings, ports: Ports, *, reported_folders: Callable[[], Iterable[str]]
+) -> HostCheckEffector:
+    """Return the check of the host. reported_folders: returns the folders that trainers report."""
     return HostCheckEffector(
         settings.resume,
         folder=Path(settings.journal.path).parent,
         dirs=checkpoint_dirs(settings),
         wall=ports.wall,
-        told=told,
+        reported_dirs=reported_folders,
         gpu_socket=settings.gpu.socket,
         spawn=ports.spawn,
         clock=ports.clock,
@@ -719,15 +723,15 @@ async def _open(server: contextlib.AbstractAsyncContextManager[object]) -> None:
 
 async def _served(where: str, serve: Runnable, *, right: str) -> None:
     """Serve; while the address is not available, log it once and retry. The host is protected meanwhile."""
-    told = ""
+    logged = ""
     while True:
         try:
             await serve()
         except OSError as error:
             because = f"{where}: {error.strerror or error} ({right})"
-            if because != told:
+            if because != logged:
                 log.error("socket_unavailable", because=because, retry_s=SERVE_RETRY_S)  # noqa: TRY400 - reported in full
-            told = because
+            logged = because
         await rest(SERVE_RETRY_S)
 
 

@@ -69,7 +69,7 @@ class RootHelper:
         wanted: what the core remembers; a daemon that is gone, or has forgotten, is silent, and the helper undoes it.
         failed: called with the reason of a failed renewal, once for each reason.
         """
-        told = ""
+        reported = ""
         while True:
             because = ""
             if wanted():
@@ -77,9 +77,9 @@ class RootHelper:
                     await self.ask({"word": "hold"}, limit_s=limit_s)
                 except EffectorError as error:
                     because = str(error)
-                    if because != told:
+                    if because != reported:
                         failed(because)
-            told = because
+            reported = because
             await rest(HOLD_EVERY_S)
 
     def is_there(self) -> bool:
@@ -112,5 +112,5 @@ async def _exchange(path: str, line: bytes) -> object:
 
 def objects_in(answer: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the objects in a list of an answer, whatever else is there."""
-    told = answer.get(key)
-    return [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    value = answer.get(key)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -30,13 +30,13 @@ class KeptError(Exception):
     """The file cannot be read or written, or another process of the helper is at work: what, and what to do."""
 
 
-def past_s(told: object) -> float:
+def past_s(stored: object) -> float:
     """A stored moment of CLOCK_BOOTTIME; 0, long ago, if there is none. Raises TypeError or ValueError."""
-    at_s = float(told)  # type: ignore[arg-type]
+    at_s = float(stored)  # type: ignore[arg-type]
     return at_s if 0.0 <= at_s <= boottime_s() else 0.0
 
 
-class KeptFolder:
+class BootFolder:
     """A helper's own folder in /run, or a test's, with one file that names the boot. Only root can write there."""
 
     def __init__(self, path: Path, *, helper: str, file: str, by_hand: str) -> None:
@@ -50,21 +50,21 @@ class KeptFolder:
         """The content of the file; None if there is none. A file of another boot is removed. Raises KeptError."""
         try:
             self._refuse_foreign()
-            told = json.loads(self._file.read_bytes())
+            content = json.loads(self._file.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self.cannot(self._file, "read", error) from None
         except (ValueError, RecursionError):
             raise self.nonsense() from None
-        if not isinstance(told, dict) or not isinstance(told.get("boot_id"), str):
+        if not isinstance(content, dict) or not isinstance(content.get("boot_id"), str):
             raise self.nonsense()
-        if told["boot_id"] != boot_id():
+        if content["boot_id"] != boot_id():
             self.forget()
             return None
-        if told.get("schema_version") != 1:
+        if content.get("schema_version") != 1:
             raise self.nonsense()
-        return told
+        return content
 
     def keep(self, plain: Mapping[str, object]) -> None:
         """Write the state before the first change. Raises KeptError."""
@@ -173,16 +173,16 @@ class RefusedError(Exception):
     """An unknown or forbidden word: what was wrong, and the fix."""
 
 
-def told_object(line: bytes) -> Mapping[str, object]:
+def parse_object(line: bytes) -> Mapping[str, object]:
     """Return the JSON object of a line. Raises RefusedError."""
     try:
-        told = json.loads(line, parse_constant=_no_constant)
+        value = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        value = None
+    if not isinstance(value, dict):
         msg = 'not a word: one JSON object on one line is expected, such as {"word": "list"}'
         raise RefusedError(msg)
-    return told
+    return value
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -210,16 +210,16 @@ def read_line(descriptor: int, by_s: float) -> bytes | None:
     return line.partition(b"\n")[0]
 
 
-def _heard(descriptor: int, awaited: Collection[str]) -> Mapping[str, object] | None:
+def _read_request(descriptor: int, awaited: Collection[str]) -> Mapping[str, object] | None:
     """Return the object of the line; None if the input was empty. Raises RefusedError."""
     line = read_line(descriptor, boottime_s() + LINE_S)
     if line is None:
         return None
-    told = told_object(line)
-    if told.get("word") in awaited and is_gone(descriptor):
-        msg = f"{told['word']}: its caller no longer waits, so it is not carried out"
+    request = parse_object(line)
+    if request.get("word") in awaited and is_gone(descriptor):
+        msg = f"{request['word']}: its caller no longer waits, so it is not carried out"
         raise RefusedError(msg)
-    return told
+    return request
 
 
 def is_gone(descriptor: int) -> bool:
@@ -238,13 +238,13 @@ def serve(carry_out: Callable[[Mapping[str, object]], Answer], *, awaited: Colle
     late, and by then the opposite word may have been carried out.
     """
     try:
-        told = _heard(sys.stdin.fileno(), awaited)
-        if told is None:
+        request = _read_request(sys.stdin.fileno(), awaited)
+        if request is None:
             return 0
-        answer = carry_out(told)
+        answer = carry_out(request)
     except RefusedError as error:
         answer = {"schema_version": 1, "word": "", "ok": False, "error": str(error)}
-        tell(3, f"refused: {error}")
+        log_line(3, f"refused: {error}")
     say(answer)
     return 0
 
@@ -265,7 +265,7 @@ def wait_until_due(read: Callable[[], _Kept], due_s: Callable[[_Kept], float]) -
 
     read: what is kept now; may raise KeptError. due_s: when it is to be undone, a moment of CLOCK_BOOTTIME.
     """
-    told = ""
+    reported = ""
     while True:
         left_s = WATCH_S
         try:
@@ -274,8 +274,8 @@ def wait_until_due(read: Callable[[], _Kept], due_s: Callable[[_Kept], float]) -
                 return None
             left_s = due_s(kept) - boottime_s()
         except KeptError as error:  # a person must repair it; systemd starts this again
-            if str(error) != told:
-                tell(3, told := str(error))
+            if str(error) != reported:
+                log_line(3, reported := str(error))
         else:
             if left_s <= 0:
                 return kept
@@ -291,13 +291,13 @@ def refuse_under_test(path: Path, real: str, what: str) -> None:
 
 def seconds(text: str) -> float:
     """Seconds of a command line. Raises ValueError, which argparse reports."""
-    told = float(text)
-    if not (math.isfinite(told) and told >= 0):
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
         raise ValueError(text)
-    return told
+    return value
 
 
-def tell(severity: int, text: str) -> None:
+def log_line(severity: int, text: str) -> None:
     """Write a line to the log (severity as in syslog(3))."""
     try:
         sys.stderr.write(f"<{severity}>{text}\n")

@@ -58,9 +58,9 @@ class Alarm(NamedTuple):
     enabled: bool
 
 
-def kernel_ioctl(descriptor: int, number: int, told: bytearray) -> object:
+def kernel_ioctl(descriptor: int, number: int, buffer: bytearray) -> object:
     """Ask the kernel."""
-    return fcntl.ioctl(descriptor, number, told, True)
+    return fcntl.ioctl(descriptor, number, buffer, True)
 
 
 class Rtc:
@@ -73,15 +73,15 @@ class Rtc:
 
     def now(self) -> datetime:
         """Its time, in whole seconds that are over."""
-        told = bytearray(_TIME.size)
-        self._ask(RTC_RD_TIME, told, "does not know the time: set it (hwclock --systohc) and check its battery")
-        return self._moment(_TIME.unpack(told))
+        buffer = bytearray(_TIME.size)
+        self._ask(RTC_RD_TIME, buffer, "does not know the time: set it (hwclock --systohc) and check its battery")
+        return self._moment(_TIME.unpack(buffer))
 
     def alarm(self) -> Alarm | None:
         """The alarm that is set, and one that is past or switched off; None if it holds no date."""
-        told = bytearray(_ALARM.size)
-        self._ask(RTC_WKALM_RD, told, "has no readable alarm, so it cannot wake this host")
-        enabled, _, *fields = _ALARM.unpack(told)
+        buffer = bytearray(_ALARM.size)
+        self._ask(RTC_WKALM_RD, buffer, "has no readable alarm, so it cannot wake this host")
+        enabled, _, *fields = _ALARM.unpack(buffer)
         try:
             return Alarm(self._moment(tuple(fields)), bool(enabled))
         except RtcError:
@@ -97,16 +97,16 @@ class Rtc:
 
     def has_alarm(self) -> bool:
         """Whether its driver has an alarm. Linux before 5.16 does not report it; then the answer is yes."""
-        told = bytearray(_PARAMETER.pack(0, 0, 0, 0))
+        buffer = bytearray(_PARAMETER.pack(0, 0, 0, 0))
         try:
-            self._ioctl(self._descriptor, RTC_PARAM_GET, told)
+            self._ioctl(self._descriptor, RTC_PARAM_GET, buffer)
         except OSError:
             return True
-        return bool(_PARAMETER.unpack(told)[1] & _FEATURE_ALARM)
+        return bool(_PARAMETER.unpack(buffer)[1] & _FEATURE_ALARM)
 
-    def _ask(self, number: int, told: bytearray, right: str) -> None:
+    def _ask(self, number: int, buffer: bytearray, right: str) -> None:
         try:
-            self._ioctl(self._descriptor, number, told)
+            self._ioctl(self._descriptor, number, buffer)
         except OSError as error:
             msg = f"{self._path}: {right} ({error.strerror})"
             raise RtcError(msg) from None
@@ -250,17 +250,17 @@ class RtcEffector:
             else:
                 answer.set_result(value)  # type: ignore[arg-type]  # there is one where there is no error
 
-        def tell(value: _Value | None, error: EffectorError | None) -> None:
+        def report(value: _Value | None, error: EffectorError | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(settle, value, error)
 
         def run() -> None:
             try:
-                tell(job(), None)
+                report(job(), None)
             except (RtcError, OSError) as error:
-                tell(None, EffectorError(str(error)))
+                report(None, EffectorError(str(error)))
             except BaseException as error:
-                tell(None, EffectorError(f"rtc failed ({type(error).__name__}): see the log"))
+                report(None, EffectorError(f"rtc failed ({type(error).__name__}): see the log"))
                 raise
 
         # A daemon thread, and not the loop's own: Python waits for those at its end, and this one may never end.
@@ -289,8 +289,8 @@ class RtcEffector:
                 f"{self._path}: is {abs(off).days} days off (it shows {now}): check its battery, then hwclock --systohc"
             )
             raise RtcError(msg)
-        told: Detail = (("clock", str(now)), ("clock_off_s", off.total_seconds()))
-        return told if found is None else (*told, ("alarm", str(found.at)))
+        detail: Detail = (("clock", str(now)), ("clock_off_s", off.total_seconds()))
+        return detail if found is None else (*detail, ("alarm", str(found.at)))
 
     def _arm(self, in_s: float) -> Detail:
         with opened(self._path, self._ioctl, self._sleep) as rtc:
@@ -304,9 +304,9 @@ class RtcEffector:
             rtc.set(at, enabled=True)
             read = rtc.alarm()
             if read is None or not read.enabled or read.at != at:
-                told = "no alarm" if read is None or not read.enabled else f"an alarm at {read.at}"
+                reading = "no alarm" if read is None or not read.enabled else f"an alarm at {read.at}"
                 rtc.set(at, enabled=False)
-                msg = f"{self._path}: took an alarm at {at}, but reads {told}: this clock is not reliable"
+                msg = f"{self._path}: took an alarm at {at}, but reads {reading}: this clock is not reliable"
                 raise RtcError(msg)
             left_s = (read.at - rtc.now()).total_seconds()
         return (("in_s", left_s), ("alarm", str(at)), ("is_kept", is_kept))
@@ -316,17 +316,17 @@ class RtcEffector:
             return _NOTHING  # a host that never armed one needs no clock for that
         with opened(self._path, self._ioctl, self._sleep) as rtc:
             found = _pending(rtc)
-            told = _NOTHING
+            detail = _NOTHING
             if found is not None and str(found.at) not in self._known():
-                told = (*told, ("left_alone", str(found.at)))
+                detail = (*detail, ("left_alone", str(found.at)))
             elif found is not None:
                 rtc.set(found.at, enabled=False)
                 if _pending(rtc) is not None:
                     msg = f"{self._path}: switched the alarm at {found.at} off, but it still reads as set"
                     raise RtcError(msg)
-                told = (("disarmed", True), ("alarm", str(found.at)))
+                detail = (("disarmed", True), ("alarm", str(found.at)))
         self._keep([])
-        return told
+        return detail
 
     def _refuse_foreign(self, found: Alarm | None) -> None:
         if found is not None and str(found.at) not in self._known():
@@ -358,8 +358,8 @@ class RtcEffector:
         """Alarms that powerguard may have set. A damaged file names none. Raises RtcError if it cannot be read."""
         if self._ours is None:
             try:
-                told = json.loads(self._file.read_bytes()[:4096])
-                named = told["alarms"][:_MOST_KEPT]
+                content = json.loads(self._file.read_bytes()[:4096])
+                named = content["alarms"][:_MOST_KEPT]
                 self._ours = tuple(each for each in named if isinstance(each, str))
             except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
                 self._ours = ()

@@ -272,8 +272,8 @@ def _is_left_off(world: SentinelWorld, intent: Intent, seen: Seen) -> bool:
     if intent.on_at_s is None or not is_off(seen, intent):
         return False
     host = world.hosts[intent.host]
-    told = (_supply(world, name).utility_since_s for name in host.feeds)
-    since_s = sorted(each for each in told if each is not None)
+    feed_since_s = (_supply(world, name).utility_since_s for name in host.feeds)
+    since_s = sorted(each for each in feed_since_s if each is not None)
     return len(since_s) >= host.minimum_supplies and since_s[host.minimum_supplies - 1] <= intent.on_at_s
 
 
@@ -288,8 +288,8 @@ def _waits(world: SentinelWorld, intent: Intent) -> str:
     bad = [name for name in host.feeds if not _supply(world, name).good]
     good = len(host.feeds) - len(bad)
     if good < host.minimum_supplies:
-        told = "; ".join(f"{name}: {_supply(world, name).why}" for name in dict.fromkeys(bad))
-        return f"{good} of {host.minimum_supplies} supplies have stable power ({told})"
+        reasons = "; ".join(f"{name}: {_supply(world, name).why}" for name in dict.fromkeys(bad))
+        return f"{good} of {host.minimum_supplies} supplies have stable power ({reasons})"
     if intent.tries >= MAX_TRIES:
         return f"all of {MAX_TRIES} orders are given"
     if intent.tries and intent.tried_s is not None:

@@ -29,7 +29,7 @@ from powerguard.sentinel.decide import Ending
 from powerguard.sentinel.options import SentinelSettings, load, read_keys
 from powerguard.sentinel.page import pages
 from powerguard.sentinel.run import Sentinel, SentinelPorts, moment_of
-from powerguard.sentinel.server import ANSWERS, Door, server
+from powerguard.sentinel.server import ANSWERS, HostRequests, server
 from powerguard.sentinel.store import IntentFile, IntentStore
 from powerguard.settings.load import SettingsError
 
@@ -111,7 +111,7 @@ async def run(
         event = "sentinel_started"
         while True:
             sentinel = Sentinel(taken.settings, keeper, ports)
-            door = Door(taken.keys, sentinel, ports.clock)
+            door = HostRequests(taken.keys, sentinel, ports.clock)
             standing = ", ".join(sorted(keeper.table.intents)) or "none"
             log.info(event, mode=taken.settings.mode, hosts=len(taken.settings.hosts), intents=standing)
             running = [
@@ -171,7 +171,7 @@ def _is_local(request: web.Request) -> bool:
         return False
 
 
-def reads(sentinel: Sentinel, door: Door, page_key: bytes = b"") -> dict[str, Handler]:
+def reads(sentinel: Sentinel, door: HostRequests, page_key: bytes = b"") -> dict[str, Handler]:
     """Return what hosts' keys are not needed for: health and the page for all, metrics only from this machine."""
     collector = SentinelCollector(sentinel, door)
 
@@ -184,25 +184,25 @@ def reads(sentinel: Sentinel, door: Door, page_key: bytes = b"") -> dict[str, Ha
     async def healthz(_: web.Request) -> web.Response:
         age_s = sentinel.clock() - sentinel.turned_s
         alive = age_s <= HUNG_AFTER_S
-        told = {
+        body = {
             "schema_version": SCHEMA_VERSION,
             "object": "healthz",
             "alive": alive,
             "progress_age_s": round(age_s, 3),
         }
-        return respond(as_json(told, 200 if alive else 503))
+        return respond(as_json(body, 200 if alive else 503))
 
     return {"/metrics": metrics, "/healthz": healthz, **pages(sentinel, door, page_key)}
 
 
 async def _serve(
     settings: SentinelSettings,
-    door: Door,
+    door: HostRequests,
     paths: dict[str, Handler],
     tls: ssl.SSLContext | None,
 ) -> None:
     """Serve; while the address is not available, log it once and retry: stored intents are carried out meanwhile."""
-    told = ""
+    logged = ""
     while True:
         try:
             async with server(door, paths, listen=settings.listen, port=settings.port, tls=tls) as port:
@@ -210,9 +210,9 @@ async def _serve(
                 await asyncio.Event().wait()
         except OSError as error:
             because = f"{settings.listen} port {settings.port}: {error.strerror or error}"
-            if because != told:
+            if because != logged:
                 log.error("socket_unavailable", because=because, retry_s=RETRY_S)  # noqa: TRY400 - reported in full
-            told = because
+            logged = because
         await rest(RETRY_S)
 
 
@@ -301,7 +301,7 @@ COUNTERS: Final = {
 class SentinelCollector(Collector):
     """Reads the sentinel at the moment of the scrape; keeps nothing."""
 
-    def __init__(self, sentinel: Sentinel, door: Door) -> None:
+    def __init__(self, sentinel: Sentinel, door: HostRequests) -> None:
         self._sentinel = sentinel
         self._door = door
 
@@ -328,9 +328,9 @@ class SentinelCollector(Collector):
         yield "store_damaged", {(): float(bool(keeper.damage))}
         yield "intent", {(name,): float(name in world.intents) for name in world.hosts}
         yield "intent_tries", {(name,): float(intent.tries) for name, intent in world.intents.items()}
-        told = {name: seen.power_on for name, seen in world.seen.items()}
-        yield "host_on", {(name,): float(power_on) for name, power_on in told.items() if power_on is not None}
-        yield "bmc_up", {(name,): float(power_on is not None) for name, power_on in told.items()}
+        power_states = {name: seen.power_on for name, seen in world.seen.items()}
+        yield "host_on", {(name,): float(power_on) for name, power_on in power_states.items() if power_on is not None}
+        yield "bmc_up", {(name,): float(power_on is not None) for name, power_on in power_states.items()}
         yield "ups_good", {(name,): float(each.good) for name, each in world.supplies.items()}
 
     def _counters(self) -> Iterator[tuple[str, Mapping[tuple[str, ...], int]]]:

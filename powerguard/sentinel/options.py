@@ -188,8 +188,8 @@ def _unknown_feeds(settings: SentinelSettings) -> list[tuple[KeyPath, str]]:
     what = f"unknown UPS (known: {', '.join(settings.ups)})"
     return [
         (("hosts", host, "feeds", place), what)
-        for host, its in settings.hosts.items()
-        for place, feed in enumerate(its.feeds)
+        for host, options in settings.hosts.items()
+        for place, feed in enumerate(options.feeds)
         if feed not in settings.ups
     ]
 
@@ -198,8 +198,8 @@ def _shared_bmcs(settings: SentinelSettings) -> list[tuple[KeyPath, str]]:
     """Return the hosts whose BMC is that of an earlier one: powered on would be the wrong one."""
     found: list[tuple[KeyPath, str]] = []
     owners: dict[object, str] = {}
-    for host, its in settings.hosts.items():
-        bmc = its.bmc
+    for host, options in settings.hosts.items():
+        bmc = options.bmc
         door = (bmc.host, bmc.https_port, bmc.system) if bmc.kind == "redfish" else (bmc.host, bmc.port)
         owner = owners.setdefault(door, host)
         if owner != host:

@@ -15,7 +15,7 @@ from powerguard.daemon.observe.page.view import Row, duration, moment, policy, r
 from powerguard.daemon.observe.page.words import WORDS, language_of
 from powerguard.sentinel.decide import ALARMS, Intent
 from powerguard.sentinel.run import Sentinel
-from powerguard.sentinel.server import Door
+from powerguard.sentinel.server import HostRequests
 
 NAMES: Final = "/names"
 _ASK: Final = {"WWW-Authenticate": 'Basic realm="powerguard sentinel: any user, the page key", charset="UTF-8"'}
@@ -130,7 +130,7 @@ def _host(sentinel: Sentinel, name: str, number: int, words: Mapping[str, str], 
     return Row(name if has_names else f"{words['host']} {number}", words[state], mood, details)
 
 
-def pages(sentinel: Sentinel, door: Door, key: bytes) -> dict[str, Handler]:
+def pages(sentinel: Sentinel, door: HostRequests, key: bytes) -> dict[str, Handler]:
     """Return the pages. key: shows names and reasons to a reader who has it; empty: they are never shown."""
 
     def made(request: web.Request, *, has_names: bool) -> web.Response:

@@ -161,7 +161,7 @@ class SentinelPorts:
 
 
 def _sources(settings: SentinelSettings, clock: Clock) -> list[tuple[str, Source]]:
-    return [(ups, source_of(each, ups, clock)) for ups, its in settings.ups.items() for each in its.sources]
+    return [(ups, source_of(each, ups, clock)) for ups, options in settings.ups.items() for each in options.sources]
 
 
 class Sentinel:
@@ -182,7 +182,7 @@ class Sentinel:
         self.ends: Counter[tuple[str, str]] = Counter()
         self.turned_s = ports.clock()
         self._hands = ports
-        self._policies = {name: policy_of(name, its.sources) for name, its in settings.ups.items()}
+        self._policies = {name: policy_of(name, options.sources) for name, options in settings.ups.items()}
         self._feeds = dict.fromkeys(settings.ups, Feed())
         make = ports.power or (
             lambda _, host: power_of(host.bmc, spawn=ports.spawn, clock=ports.clock, refusals=ports.refusals)
@@ -192,7 +192,7 @@ class Sentinel:
         self._bells = {name: asyncio.Event() for name in settings.hosts}
         self._news = asyncio.Event()
         self._gates = {is_due: asyncio.Semaphore(LOOKS_AT_ONCE) for is_due in (False, True)}
-        self._told: dict[tuple[str, str], str] = {}
+        self._logged: dict[tuple[str, str], str] = {}
         keeper.apply(lambda table: table.only(self.hosts))
 
     def tasks(self) -> dict[str, Callable[[], Awaitable[object]]]:
@@ -279,7 +279,7 @@ class Sentinel:
         decision = decide.decide(world)
         for end in decision.ends:
             self._end(end)
-        self._tell(world, decision)
+        self._log_changes(world, decision)
         changed = self._looks ^ decision.looks
         self._looks = decision.looks
         for name in changed:
@@ -324,10 +324,10 @@ class Sentinel:
     def _end(self, end: End) -> None:
         self.keeper.apply(lambda table: table.drop(end.host))
         self.ends[end.host, end.how.value] += 1
-        tell = log.error if end.how in decide.ALARMS else log.info
-        tell("intent_ended", host=end.host, outage=end.outage, how=end.how.value, because=end.because)
+        log_event = log.error if end.how in decide.ALARMS else log.info
+        log_event("intent_ended", host=end.host, outage=end.outage, how=end.how.value, because=end.because)
 
-    def _tell(self, world: SentinelWorld, decision: Decision) -> None:
+    def _log_changes(self, world: SentinelWorld, decision: Decision) -> None:
         """Log what a UPS is good for and why a host waits: when it is another reason, not when its seconds are."""
         self.waits = decision.waits
         for name, each in world.supplies.items():
@@ -339,9 +339,9 @@ class Sentinel:
                 log.info("power_on_waits", host=name, because=why)
 
     def _is_news(self, kind: str, name: str, why: str) -> bool:
-        said = re.sub(r"\d+", "", why)
-        is_news = self._told.get((kind, name)) != said
-        self._told[kind, name] = said
+        text = re.sub(r"\d+", "", why)
+        is_news = self._logged.get((kind, name)) != text
+        self._logged[kind, name] = text
         return is_news
 
     async def _order(self, order: PowerOnOrder) -> None:
@@ -395,44 +395,44 @@ class Sentinel:
 
     # --- What hosts ask ---------------------------------------------------------------------------------------------
 
-    async def answer(self, kind: str, asked: wire.Request) -> Answer:
+    async def answer(self, kind: str, request: wire.Request) -> Answer:
         """Answer a host that has proven who it is."""
         match kind:
             case "store":
-                return await self._store(asked)
+                return await self._store(request)
             case "withdraw":
-                return await self._withdraw(asked)
+                return await self._withdraw(request)
             case _:
-                return 200, self._hello(asked)
+                return 200, self._hello(request)
 
-    async def _store(self, asked: wire.Request) -> Answer:
-        differ = decide.missing(self.hosts[asked.host], asked.feeds)
+    async def _store(self, request: wire.Request) -> Answer:
+        differ = decide.missing(self.hosts[request.host], request.feeds)
         if differ:
             return 409, refusal(f"{differ} (name the same UPSes on both sides)")
         now_s = self.clock()
-        not_before_s = now_s + asked.in_s
+        not_before_s = now_s + request.in_s
         intent = Intent(
-            host=asked.host,
-            outage=asked.outage,
-            boot_id=asked.boot_id,
-            feeds=asked.feeds,
+            host=request.host,
+            outage=request.outage,
+            boot_id=request.boot_id,
+            feeds=request.feeds,
             stored_s=now_s,
             not_before_s=not_before_s,
-            expires_s=max(now_s + asked.valid_s, not_before_s + GRACE_S),
+            expires_s=max(now_s + request.valid_s, not_before_s + GRACE_S),
         )
-        old = self.keeper.table.intents.get(asked.host)
+        old = self.keeper.table.intents.get(request.host)
         error = await self.keeper.commit(
-            lambda table: table.put(decide.stored(table.intents.get(asked.host), intent)), DISK_LIMIT_S
+            lambda table: table.put(decide.stored(table.intents.get(request.host), intent)), DISK_LIMIT_S
         )
         if error:
-            log.error("intent_refused", host=asked.host, outage=asked.outage, because=error)
+            log.error("intent_refused", host=request.host, outage=request.outage, because=error)
             return 503, refusal(f"not stored: {error}")
-        if old is not None and old.outage != asked.outage:
-            self.ends[asked.host, Ending.REPLACED.value] += 1
-        log.info("intent_stored", host=asked.host, outage=asked.outage, in_s=asked.in_s, valid_s=asked.valid_s)
-        self._bells[asked.host].set()
+        if old is not None and old.outage != request.outage:
+            self.ends[request.host, Ending.REPLACED.value] += 1
+        log.info("intent_stored", host=request.host, outage=request.outage, in_s=request.in_s, valid_s=request.valid_s)
+        self._bells[request.host].set()
         # What is read back is what stands in the table.
-        held = self.keeper.table.intents.get(asked.host, intent)
+        held = self.keeper.table.intents.get(request.host, intent)
         return 200, {
             "object": "stored",
             "outage": held.outage,
@@ -441,35 +441,35 @@ class Sentinel:
             "mode": self.settings.mode,
         }
 
-    async def _withdraw(self, asked: wire.Request) -> Answer:
-        was_there = self._end_withdrawn(asked)
+    async def _withdraw(self, request: wire.Request) -> Answer:
+        was_there = self._end_withdrawn(request)
         error = await self.keeper.flush(DISK_LIMIT_S) if was_there or self.keeper.is_behind else ""
-        if not error and self._end_withdrawn(asked):  # the disk has taken an earlier request to store it only now
+        if not error and self._end_withdrawn(request):  # the disk has taken an earlier request to store it only now
             was_there = True
             error = await self.keeper.flush(DISK_LIMIT_S)
-        orders = self.keeper.table.orders(asked.host, asked.outage)
+        orders = self.keeper.table.orders(request.host, request.outage)
         if error:
             return 503, refusal(f"withdrawn, but it would be back after a restart: {error}")
-        return 200, {"object": "withdrawn", "outage": asked.outage, "was_there": was_there, "orders": orders}
+        return 200, {"object": "withdrawn", "outage": request.outage, "was_there": was_there, "orders": orders}
 
-    def _end_withdrawn(self, asked: wire.Request) -> bool:
+    def _end_withdrawn(self, request: wire.Request) -> bool:
         """End the intent that the host withdraws; say whether there was one."""
-        intent = self.keeper.table.intents.get(asked.host)
-        if intent is None or intent.outage != asked.outage:
+        intent = self.keeper.table.intents.get(request.host)
+        if intent is None or intent.outage != request.outage:
             return False
         because = "the host is up and has withdrawn it"
-        self._end(End(host=asked.host, outage=asked.outage, how=Ending.WITHDRAWN, because=because))
+        self._end(End(host=request.host, outage=request.outage, how=Ending.WITHDRAWN, because=because))
         return True
 
-    def _hello(self, asked: wire.Request) -> dict[str, Any]:
-        now_s, rules = self.clock(), self.hosts[asked.host]
-        world, seen = self.world(), self.seen.get(asked.host)
-        intent = world.intents.get(asked.host)
+    def _hello(self, request: wire.Request) -> dict[str, Any]:
+        now_s, rules = self.clock(), self.hosts[request.host]
+        world, seen = self.world(), self.seen.get(request.host)
+        intent = world.intents.get(request.host)
         return {
             "object": "hello",
-            "host": asked.host,
+            "host": request.host,
             "mode": self.settings.mode,
-            "blocked": list(self._blocked(asked, rules, seen, now_s)),
+            "blocked": list(self._blocked(request, rules, seen, now_s)),
             "feeds": {
                 name: {"good": world.supplies[name].good, "why": world.supplies[name].why}
                 for name in dict.fromkeys(rules.feeds)
@@ -485,18 +485,18 @@ class Sentinel:
                 "in_s": round(intent.not_before_s - now_s, 3),
                 "valid_s": round(intent.expires_s - now_s, 3),
                 "tries": intent.tries,
-                "waits": self.waits.get(asked.host, ""),
+                "waits": self.waits.get(request.host, ""),
             },
         }
 
-    def _blocked(self, asked: wire.Request, rules: HostRules, seen: Seen | None, now_s: float) -> list[str]:
+    def _blocked(self, request: wire.Request, rules: HostRules, seen: Seen | None, now_s: float) -> list[str]:
         """Why this host would not be powered on, as far as that can be known on any day."""
         found = []
         if self.settings.mode == "dry-run":
             found.append("it runs in dry-run (mode: armed powers hosts on)")
         if self.keeper.error:
             found.append(self.keeper.error)
-        differ = decide.missing(rules, asked.feeds)
+        differ = decide.missing(rules, request.feeds)
         if differ:
             found.append(differ)
         unread = {name: why for name in rules.feeds if (why := self._unread(name, now_s))}

@@ -22,8 +22,8 @@ from powerguard.daemon.observe.http import (
     BACKLOG,
     JSON_TYPE,
     ConnectionGuard,
-    Crowd,
     Handler,
+    OpenConnections,
     application,
     as_json,
     error_json,
@@ -45,7 +45,7 @@ ADDRESS_RATE: Final = (10.0, 60.0)
 HOST_RATE: Final = (1.0, 20.0)
 """The same of one host, whose requests may each cost a write to the disk."""
 MAX_ADDRESSES: Final = 1024
-TELL_REFUSALS_S: Final = 10.0
+LOG_REFUSALS_S: Final = 10.0
 
 Answer = tuple[int, Mapping[str, Any]]
 """HTTP status and JSON object."""
@@ -54,7 +54,7 @@ Answer = tuple[int, Mapping[str, Any]]
 class RequestHandler(Protocol):
     """Answers requests whose origin was proven."""
 
-    async def answer(self, kind: str, asked: wire.Request) -> Answer:
+    async def answer(self, kind: str, request: wire.Request) -> Answer:
         """Carry it out within a few seconds; kind: of `protocol.PATHS`."""
         ...
 
@@ -78,7 +78,7 @@ class Buckets:
         return left >= 1.0
 
 
-class Door:
+class HostRequests:
     """The requests of hosts. keys: by host. counts: how each was answered, by a word of `ANSWERS`."""
 
     def __init__(self, keys: Mapping[str, bytes], desk: RequestHandler, clock: Clock) -> None:
@@ -90,8 +90,8 @@ class Door:
         self._nobody = secrets.token_bytes(32)
         self._addresses = Buckets(*ADDRESS_RATE)
         self._hosts = Buckets(*HOST_RATE)
-        self._told_s = -TELL_REFUSALS_S
-        self._untold = 0
+        self._logged_s = -LOG_REFUSALS_S
+        self._unlogged = 0
 
     def add(self, app: web.Application) -> None:
         """Add what hosts may ask."""
@@ -99,8 +99,8 @@ class Door:
         async def challenge(request: web.Request) -> web.Response:
             if not self.admits(request):
                 return self.turn_away()
-            told = self._challenges.make(self._clock(), secrets.token_bytes(8))
-            body = {"schema_version": wire.SCHEMA_VERSION, "object": "challenge", "challenge": told}
+            token = self._challenges.make(self._clock(), secrets.token_bytes(8))
+            body = {"schema_version": wire.SCHEMA_VERSION, "object": "challenge", "challenge": token}
             return respond(as_json({**body, "valid_s": wire.CHALLENGE_S}))
 
         app.router.add_get(wire.CHALLENGE_PATH, challenge)
@@ -119,23 +119,23 @@ class Door:
             return self.turn_away()
         body = await request.read()
         try:
-            asked = wire.decode(kind, body)
+            wire_request = wire.decode(kind, body)
         except wire.SentinelWireError as error:
             return self._refuse("not_understood", 400, f"the request {error}")
-        key = self._keys.get(asked.host)
+        key = self._keys.get(wire_request.host)
         signature = wire.sign_request(key or self._nobody, path, body)
         signed = wire.is_signed(signature, request.headers.get(wire.SIGNATURE))
-        fresh = self._challenges.is_good(asked.challenge, now_s)
+        fresh = self._challenges.is_good(wire_request.challenge, now_s)
         if key is None or not signed or not fresh:
-            self._tell_refusal(request.remote, now_s)
+            self._log_refusal(request.remote, now_s)
             return self._refuse("refused", 401, "not accepted")
-        self._challenges.use(asked.challenge, now_s)
-        if self._hosts.take(asked.host, now_s):
-            status, told = await self._desk.answer(kind, asked)
+        self._challenges.use(wire_request.challenge, now_s)
+        if self._hosts.take(wire_request.host, now_s):
+            status, answer = await self._desk.answer(kind, wire_request)
         else:
-            status, told = 429, refusal("too many requests of this host")
+            status, answer = 429, refusal("too many requests of this host")
         self.counts[kind if status == 200 else "limited" if status == 429 else "failed"] += 1
-        return _signed(key, signature, status, told)
+        return _signed(key, signature, status, answer)
 
     def admits(self, request: web.Request) -> bool:
         """Say whether this address may ask now."""
@@ -149,13 +149,13 @@ class Door:
         self.counts[word] += 1
         return respond(error_json(reason, status))
 
-    def _tell_refusal(self, address: str | None, now_s: float) -> None:
+    def _log_refusal(self, address: str | None, now_s: float) -> None:
         """Log a client without a key, at most every few seconds, so that it cannot fill the log."""
-        self._untold += 1
-        if now_s - self._told_s >= TELL_REFUSALS_S:
+        self._unlogged += 1
+        if now_s - self._logged_s >= LOG_REFUSALS_S:
             because = "a wrong key, or an old challenge"
-            log.warning("request_refused", address=address, requests=self._untold, because=because)
-            self._told_s, self._untold = now_s, 0
+            log.warning("request_refused", address=address, requests=self._unlogged, because=because)
+            self._logged_s, self._unlogged = now_s, 0
 
 
 ANSWERS: Final = (*wire.PATHS, "refused", "not_understood", "limited", "failed")
@@ -166,14 +166,14 @@ def refusal(reason: str) -> dict[str, Any]:
     return {"object": "refused", "reason": reason}
 
 
-def _signed(key: bytes, signature: str, status: int, told: Mapping[str, Any]) -> web.Response:
-    body = json.dumps({"schema_version": wire.SCHEMA_VERSION, **told}, allow_nan=False).encode()
+def _signed(key: bytes, signature: str, status: int, answer: Mapping[str, Any]) -> web.Response:
+    body = json.dumps({"schema_version": wire.SCHEMA_VERSION, **answer}, allow_nan=False).encode()
     response = respond((status, body, JSON_TYPE))
     response.headers[wire.SIGNATURE] = wire.sign_answer(key, signature, status, body)
     return response
 
 
-class Porch(socket.socket):
+class BoundedListener(socket.socket):
     """A listening socket that bounds the connections before their handshake, so that a flood leaves descriptors free.
 
     When there are too many, the oldest one makes room for the newest: of the same address first.
@@ -205,10 +205,10 @@ class Porch(socket.socket):
             self._strangers.pop(address).shutdown(socket.SHUT_RDWR)
 
 
-class _Crowd(Crowd):
+class _Crowd(OpenConnections):
     """The connections whose handshake is over."""
 
-    def __init__(self, porch: Porch) -> None:
+    def __init__(self, porch: BoundedListener) -> None:
         super().__init__(MAX_CONNECTIONS, MAX_CONNECTIONS_EACH)
         self._porch = porch
 
@@ -219,7 +219,7 @@ class _Crowd(Crowd):
 
 @contextlib.asynccontextmanager
 async def server(
-    door: Door, reads: Mapping[str, Handler], *, listen: str, port: int, tls: ssl.SSLContext | None
+    door: HostRequests, reads: Mapping[str, Handler], *, listen: str, port: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[int]:
     """Serve; yields the port in use (0 asks for a free one). reads: public objects. Raises OSError."""
     app = application()
@@ -227,7 +227,7 @@ async def server(
     for path, handler in reads.items():
         app.router.add_get(path, handler)
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    porch = Porch(socket.create_server((listen, port), family=family, backlog=BACKLOG))
+    porch = BoundedListener(socket.create_server((listen, port), family=family, backlog=BACKLOG))
     async with guarded(app, crowd=_Crowd(porch)) as make:
         listening = await asyncio.get_running_loop().create_server(
             make, sock=porch, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=None if tls is None else HANDSHAKE_S

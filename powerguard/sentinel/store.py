@@ -41,7 +41,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class StoredOrders:
     """Orders that were given for an outage whose intent has ended: the host asks for them once it is up again."""
 
     host: str
@@ -55,7 +55,7 @@ class IntentTable:
 
     intents: Mapping[str, Intent] = field(default_factory=dict)
     last_order_s: float | None = None
-    given: Mapping[str, Given] = field(default_factory=dict)
+    given: Mapping[str, StoredOrders] = field(default_factory=dict)
 
     def put(self, intent: Intent) -> "IntentTable":
         """Return the table with this intent in place of the host's own older one."""
@@ -67,7 +67,7 @@ class IntentTable:
         left = {name: each for name, each in self.intents.items() if name != host}
         if intent is None or not intent.tries:
             return replace(self, intents=left)
-        given = Given(host=host, outage=intent.outage, orders=intent.tries)
+        given = StoredOrders(host=host, outage=intent.outage, orders=intent.tries)
         return replace(self, intents=left, given={**self.given, host: given})
 
     def only(self, hosts: Container[str]) -> "IntentTable":
@@ -90,7 +90,7 @@ class _Written:
     clocks: Clocks
     last_order_s: float | None
     intents: tuple[Intent, ...]
-    given: tuple[Given, ...]
+    given: tuple[StoredOrders, ...]
 
 
 def encode(table: IntentTable, now: Clocks) -> bytes:
@@ -259,9 +259,9 @@ class IntentStore:
             if not (self._stale.is_set() or self.table.intents or self.error):
                 continue
             self._stale.clear()
-            was = self.error
+            earlier = self.error
             await self.flush(STAMP_S)
-            if self.error and self.error != was:
+            if self.error and self.error != earlier:
                 log.error("intents_unwritable", because=self.error)
 
     async def _within(self, write: Callable[[], Coroutine[Any, Any, str]], limit_s: float) -> str:

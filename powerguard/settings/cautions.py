@@ -78,14 +78,14 @@ def _profiles(settings: Settings, site_folder: Path) -> tuple[list[Mistake], lis
         return [], []
     profiles = load_profiles(site_folder)
     known = sorted(profile.name for profile in profiles.ranked())
-    told: list[Mistake] = []
+    mistakes: list[Mistake] = []
     for path, name in named:
         if name not in profiles.by_name:
             what = f"unknown profile {name!r} ({_hint(name, known)})"
             if profiles.problems:
                 what += f"; or it is in what could not be read: {'; '.join(profiles.problems)}"
-            told.append(Mistake(path, what))
-    return ([], told) if profiles.problems else (told, [])
+            mistakes.append(Mistake(path, what))
+    return ([], mistakes) if profiles.problems else (mistakes, [])
 
 
 def _hint(name: str, known: list[str]) -> str:

@@ -168,12 +168,12 @@ class Explainer:
     def _tag(self, place: _Place) -> Mistake:
         union = self.resolve(place.node).get("discriminator", {})
         name, tags = str(union.get("propertyName", "kind")), sorted(union.get("mapping", {}))
-        told = _below(place.value, name)
-        if told is None:
+        given = _below(place.value, name)
+        if given is None:
             return Mistake((*place.path, name), f"is required ({_one_of(tags)})")
-        cable = "nut" in tags and str(told).lower() in _CABLES
-        hint = " (a UPS on a cable is read through NUT or apcupsd)" if cable else _write(_near(told, tags))
-        return Mistake((*place.path, name), f"must be {_one_of(tags)}, got {_shown(told)}{hint}")
+        cable = "nut" in tags and str(given).lower() in _CABLES
+        hint = " (a UPS on a cable is read through NUT or apcupsd)" if cable else _write(_near(given, tags))
+        return Mistake((*place.path, name), f"must be {_one_of(tags)}, got {_shown(given)}{hint}")
 
     def wanted(self, node: Node) -> str:
         """Return what belongs at a node of the schema; "" if the schema does not say."""
@@ -189,8 +189,8 @@ class Explainer:
         if choices:
             return _one_of(choices)
         if kind in {"integer", "number"}:
-            words = ("a whole number" if kind == "integer" else "", _range(node))
-            return ", ".join(word for word in words if word) or "a number"
+            parts = ("a whole number" if kind == "integer" else "", _range(node))
+            return ", ".join(word for word in parts if word) or "a number"
         kind_of = _TYPES.get(str(kind), "")
         if kind == "string" and node.get("examples"):
             kind_of = f"text such as {written(node['examples'][0])}"
@@ -261,8 +261,8 @@ def _range(node: Node) -> str:
     high, below = node.get("maximum"), node.get("exclusiveMaximum")
     if low is not None and high is not None:
         return f"{low:.12g} to {high:.12g}"
-    words = (("at least", low), ("above", above), ("at most", high), ("below", below))
-    return " and ".join(f"{word} {bound:.12g}" for word, bound in words if bound is not None)
+    bounds = (("at least", low), ("above", above), ("at most", high), ("below", below))
+    return " and ".join(f"{word} {bound:.12g}" for word, bound in bounds if bound is not None)
 
 
 def _size(node: Node) -> str:

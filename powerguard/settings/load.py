@@ -22,7 +22,7 @@ from powerguard.yamlfile import Document, KeyPath, Problem, YamlFileError, load_
 MAX_FILES: Final = 100
 """Most files in conf.d; a folder with more was named by mistake."""
 
-MAX_TOLD: Final = 100
+MAX_REPORTED: Final = 100
 """Most mistakes that are listed; a wrong file may have thousands."""
 
 _Options = TypeVar("_Options", bound=Options)
@@ -132,11 +132,11 @@ def check(path: Path, conf_d: Path | None = None) -> CheckedSettings:
             mistakes += [Mistake(left.original(each.path), each.what, each.of_key) for each in found]
             return CheckedSettings(files, settings, mistakes, left.original)
         explainer = Explainer(json_schema(), lambda path: files.written(left.original(path)))
-        told = [(each, explainer.explain(each, data)) for each in details[:MAX_TOLD]]
-        new = [(each, Mistake(left.original(what.path), what.what, what.of_key)) for each, what in told]
+        explained = [(each, explainer.explain(each, data)) for each in details[:MAX_REPORTED]]
+        new = [(each, Mistake(left.original(what.path), what.what, what.of_key)) for each, what in explained]
         mistakes += [mistake for detail, mistake in new if turn == 0 or not left.is_due(detail, mistake.path)]
-        if len(details) > MAX_TOLD or not all(left.take_out(detail, mistake.path) for detail, mistake in new):
-            return CheckedSettings(files, None, mistakes, left.original, len(details) - len(told))
+        if len(details) > MAX_REPORTED or not all(left.take_out(detail, mistake.path) for detail, mistake in new):
+            return CheckedSettings(files, None, mistakes, left.original, len(details) - len(explained))
     return CheckedSettings(files, None, mistakes, left.original)
 
 
@@ -178,13 +178,13 @@ class _Left:
 
     def lacks(self, path: KeyPath) -> bool:
         """Return whether something at or below this path is gone."""
-        return any(gone[: len(path)] == path for gone in self._gone)
+        return any(removed[: len(path)] == path for removed in self._gone)
 
     def is_due(self, detail: ErrorDetails, path: KeyPath) -> bool:
         """Return whether a mistake may come from what is gone: the value itself, or one that it is checked against."""
         if isinstance(detail.get("ctx", {}).get("error"), UnfitError):
             return self.lacks(path)
-        return path in self._gone or any(gone[:-1] == path for gone in self._gone)
+        return path in self._gone or any(removed[:-1] == path for removed in self._gone)
 
     def take_out(self, detail: ErrorDetails, path: KeyPath) -> bool:
         """Take out the value of a mistake, or the map that cannot be without it. Return whether it can be done."""
@@ -324,10 +324,10 @@ def validate(model: type[_Options], files: Files, schema: Callable[[], dict[str,
     if options is not None:
         return options
     explainer = Explainer(schema(), files.written)
-    told = _in_order(files, [explainer.explain(detail, files.data) for detail in details[:MAX_TOLD]])
-    if len(details) > MAX_TOLD:
-        told.append(f"{files.documents[0].name}: and {len(details) - MAX_TOLD} more mistakes")
-    raise SettingsError(told)
+    messages = _in_order(files, [explainer.explain(detail, files.data) for detail in details[:MAX_REPORTED]])
+    if len(details) > MAX_REPORTED:
+        messages.append(f"{files.documents[0].name}: and {len(details) - MAX_REPORTED} more mistakes")
+    raise SettingsError(messages)
 
 
 def _validated(model: type[_Options], data: Any) -> tuple[_Options | None, list[ErrorDetails]]:  # noqa: ANN401 - any parsed file

@@ -52,19 +52,19 @@ def sender(sources: Sequence[Source], wanted: OutputOffOptions) -> SnmpOptions |
 
 def unfit(sources: Sequence[Source], wanted: OutputOffOptions) -> str:
     """Return the error with its fix; "" if there is none."""
-    by = sender(sources, wanted)
-    if by is None:
+    source = sender(sources, wanted)
+    if source is None:
         at = "" if wanted.host is None else f" at {wanted.host}"
         return f"output_off.by: {wanted.by}{at} matches no source of this UPS, or several (set output_off.host)"
-    if isinstance(by, NutOptions):
-        if by.user is None:
+    if isinstance(source, NutOptions):
+        if source.user is None:
             return "output_off.by: nut needs user and password in that source (with instcmds in upsd.users)"
-        is_protected = by.tls == "required" or _is_here(by.host)
+        is_protected = source.tls == "required" or _is_here(source.host)
         right = "tls: required"
     else:
-        if wanted.community is not None and by.version == 3:
+        if wanted.community is not None and source.version == 3:
             return "output_off.community is for versions 1 and 2c: with version 3, permit its user to write"
-        is_protected = by.version == 3 and by.auth is not None and by.priv is not None
+        is_protected = source.version == 3 and source.auth is not None and source.priv is not None
         right = "version: 3 with auth and priv"
     if is_protected or wanted.dedicated_network:
         return ""

@@ -64,7 +64,7 @@ class SimBmc:
             *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=clean_environment()
         )
         try:
-            await self.tell(self.first)
+            await self.send(self.first)
             async with asyncio.timeout(_START_LIMIT_S):
                 await self.take(await self._next_line())
         except (TimeoutError, ValueError, OSError) as error:
@@ -94,7 +94,7 @@ class SimBmc:
 
     async def set_watts(self, watts: int) -> None:
         """Measure this draw from now on (DCMI Get Power Reading)."""
-        await self.tell({"watts": watts})
+        await self.send({"watts": watts})
 
     @property
     def running(self) -> asyncio.subprocess.Process:
@@ -104,7 +104,7 @@ class SimBmc:
             raise SimBmcError(msg)
         return self._process
 
-    async def tell(self, order: dict[str, Any]) -> None:
+    async def send(self, order: dict[str, Any]) -> None:
         """Send the child one line."""
         stdin = self.running.stdin
         if stdin is not None:
@@ -136,9 +136,9 @@ class Chassis:
         self.watts: int | None = None
         self.cause = self.event = 0x00
 
-    def obey(self, told: dict[str, Any]) -> None:
+    def obey(self, order: dict[str, Any]) -> None:
         """Take a line of the parent's."""
-        self.watts = told["watts"]
+        self.watts = order["watts"]
 
     def answer(self, command: tuple[int, int], data: bytes) -> tuple[int, bytes] | None:
         """Return completion code and data; None where we do not know the command."""
@@ -161,10 +161,10 @@ class Chassis:
         """Carry out Set Power Restore Policy."""
         if not data:
             return 0xC7, b""
-        asked = data[0] & 0x07
-        if asked > 3:
+        bits = data[0] & 0x07
+        if bits > 3:
             return 0xCC, b""
-        policy = _POLICY_OF_BITS.get(asked)
+        policy = _POLICY_OF_BITS.get(bits)
         if policy is not None:
             self.store(policy)
         report(heard="support" if policy is None else f"set {policy}")
@@ -207,12 +207,12 @@ def make_server(chassis: Chassis, user: str, password: str, port: int) -> Any:  
             else:
                 super().sessionless_data(data, sockaddr)
 
-        def _open(self, asked: bytes, sockaddr: Any) -> None:  # noqa: ANN401
+        def _open(self, request: bytes, sockaddr: Any) -> None:  # noqa: ANN401
             """Take cipher suite 3 only. Any other proposal is refused with RMCP+ status 04h (table 13-15)."""
-            if (asked[12], asked[20], asked[28]) == (1, 1, 1):
-                Session(self.authdata, self.kg, sockaddr, self.serversocket, asked, self.uuid, bmc=self)
+            if (request[12], request[20], request[28]) == (1, 1, 1):
+                Session(self.authdata, self.kg, sockaddr, self.serversocket, request, self.uuid, bmc=self)
                 return
-            refusal = bytes([asked[0], 0x04, 0, 0]) + asked[4:8]
+            refusal = bytes([request[0], 0x04, 0, 0]) + request[4:8]
             header = b"\x06\x00\xff\x07\x06\x11" + bytes(8) + len(refusal).to_bytes(2, "little")
             private._io_sendto(self.serversocket, header + refusal, sockaddr)  # noqa: SLF001
 

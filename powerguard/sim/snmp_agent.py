@@ -61,28 +61,28 @@ class SnmpAgent(asyncio.DatagramProtocol):
 
     def _answer(self, message: bytes) -> bytes | None:
         version = int(api.decodeMessageVersion(message))
-        words = api.PROTOCOL_MODULES[version]
-        asked, _ = decoder.decode(message, asn1Spec=words.Message())
-        question, values = words.apiMessage.get_pdu(asked), self._values()
-        names = [str(name) for name, _ in words.apiPDU.get_varbinds(question)]
-        if bytes(words.apiMessage.get_community(asked)) != b"public":
+        protocol = api.PROTOCOL_MODULES[version]
+        request, _ = decoder.decode(message, asn1Spec=protocol.Message())
+        question, values = protocol.apiMessage.get_pdu(request), self._values()
+        names = [str(name) for name, _ in protocol.apiPDU.get_varbinds(question)]
+        if bytes(protocol.apiMessage.get_community(request)) != b"public":
             return None
-        if question.isSameTypeWith(words.GetRequestPDU()):
+        if question.isSameTypeWith(protocol.GetRequestPDU()):
             found = [(name, _get(values, name)) for name in names]
-        elif question.isSameTypeWith(words.GetNextRequestPDU()):
+        elif question.isSameTypeWith(protocol.GetNextRequestPDU()):
             order = sorted(values, key=_key)
             found = [_next(values, order, name) for name in names]
         else:
             return None
-        answer = words.apiMessage.get_response(asked)
-        pdu = words.apiMessage.get_pdu(answer)
+        answer = protocol.apiMessage.get_response(request)
+        pdu = protocol.apiMessage.get_pdu(answer)
         absent = [place for place, (_, value) in enumerate(found, 1) if isinstance(value, univ.Null)]
         if version == api.SNMP_VERSION_1 and absent:
             # Version 1 has no word for "this one is missing": it refuses all of them (RFC 1157 4.1.2).
             found = [(name, univ.Null("")) for name in names]
-            words.apiPDU.set_error_status(pdu, _NO_SUCH_NAME)
-            words.apiPDU.set_error_index(pdu, absent[0])
-        words.apiPDU.set_varbinds(pdu, found)
+            protocol.apiPDU.set_error_status(pdu, _NO_SUCH_NAME)
+            protocol.apiPDU.set_error_index(pdu, absent[0])
+        protocol.apiPDU.set_varbinds(pdu, found)
         return bytes(encoder.encode(answer))
 
 

@@ -120,12 +120,12 @@ class SimUps:
         self._look(self._clock())
 
     def _look(self, now_s: float) -> None:
-        gone_s, self._at_s = now_s - self._at_s, now_s
+        elapsed_s, self._at_s = now_s - self._at_s, now_s
         if self._utility:
-            gained = gone_s / self.battery.recharge_s * self.battery.health
+            gained = elapsed_s / self.battery.recharge_s * self.battery.health
             self._left = min(self.battery.health, self._left + gained)
             return
-        self._left = max(0.0, self._left - gone_s / self.battery.tau_s(self.load))
+        self._left = max(0.0, self._left - elapsed_s / self.battery.tau_s(self.load))
         if self._left == 0.0:
             self.alive = False
 

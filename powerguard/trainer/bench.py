@@ -32,12 +32,12 @@ _MEMORY: Final = 4
 _PREPARED_S: Final = 60.0
 
 
-def main(words: list[str] | None = None, *, available: Callable[[], int | None] = available_bytes) -> int:
+def main(argv: list[str] | None = None, *, available: Callable[[], int | None] = available_bytes) -> int:
     """Measure, and print a line for each figure."""
     parser = argparse.ArgumentParser(prog="python -m powerguard.trainer.bench", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where checkpoints will lie: the disk that is measured")
     parser.add_argument("--gb", type=float, default=4.0, help="size of the state in 10^9 bytes (default: %(default)g)")
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     size_bytes = int(args.gb * _GB)
     wrong = _unfit(args.folder, size_bytes, available())
     if wrong:
@@ -86,8 +86,8 @@ def _measured(folder: Path, size_bytes: int) -> tuple[list[LastSave], float]:
         until_s = boottime_s() + _PREPARED_S
         while guard.requests.pace.limit is None and boottime_s() < until_s:
             time.sleep(0.1)  # room is being made for an emergency, which shows what the disk can do
-        if step and (told := guard.stats()) is not None:
-            saves.append(told)
+        if step and (save := guard.stats()) is not None:
+            saves.append(save)
     guard.close()
     again = Guard(Parts(lambda: state, load), folder, job="bench", socket=None, every_s=None)
     began_s = boottime_s()

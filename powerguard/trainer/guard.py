@@ -27,7 +27,13 @@ from types import FrameType
 from typing import Protocol, Self, TypeVar
 
 from powerguard.trainer.log import log
-from powerguard.trainer.loop.checkpointer import Checkpointer, FunctionCheckpointer, GivenUp, Save, StoreCheckpointer
+from powerguard.trainer.loop.checkpointer import (
+    Checkpointer,
+    FunctionCheckpointer,
+    Save,
+    StoreCheckpointer,
+    WriteAbandoned,
+)
 from powerguard.trainer.loop.endpoint import (
     SOCKETS,
     Endpoint,
@@ -582,7 +588,7 @@ class Guard:
         self._pace.rested(self._clock() - began_s)
         if isinstance(outcome, SavedCheckpoint):
             return outcome
-        raise outcome if isinstance(outcome, Exception) else GivenUp("training has ended")
+        raise outcome if isinstance(outcome, Exception) else WriteAbandoned("training has ended")
 
     def _keeper(self, name: str) -> Callable[[SavedCheckpoint], None]:
         """Return what keeps a checkpoint under this name. Raises StoreError if it is none."""

@@ -185,13 +185,13 @@ def _on_all(does: Callable[[], None]) -> None:
     """Do this on every rank, and fail on all where it failed on one: the others would wait for it in a collective."""
     outcome = attempted(does, "the checkpoint")
     failed = outcome if isinstance(outcome, Exception) else None
-    told: list[Any] = [""]
+    failures: list[Any] = [""]
     if dist.is_available() and dist.is_initialized():
-        told *= dist.get_world_size()
-        dist.all_gather_object(told, "" if failed is None else f"{type(failed).__name__}: {failed}")
+        failures *= dist.get_world_size()
+        dist.all_gather_object(failures, "" if failed is None else f"{type(failed).__name__}: {failed}")
     if failed is not None:
         raise failed
-    for rank, why in enumerate(told):
+    for rank, why in enumerate(failures):
         if why:
             msg = f"rank {rank} could not save: {why}"
             raise SealError(msg)

@@ -68,14 +68,14 @@ def read_weights(place: str | os.PathLike[str], *, step: int | None = None, part
 def _chosen(place: Path, step: int | None) -> Found:
     is_one = step_of(place.name) is not None
     try:
-        there = list(look(place.parent, among=[place])) if is_one else list(look(place))
+        candidates = list(look(place.parent, among=[place])) if is_one else list(look(place))
     except OSError as error:
         msg = f"{place}: {error.strerror} (name a checkpoint, or the folder of a job's checkpoints)"
         raise StoreError(msg) from error
-    for each in there:
+    for each in candidates:
         if isinstance(each, Found) and step in (None, each.step):
             return each
-    because = next((f": {each.reason}" for each in there if isinstance(each, Refused)), "")
+    because = next((f": {each.reason}" for each in candidates if isinstance(each, Refused)), "")
     msg = f"{place}: no complete checkpoint{'' if step is None else f' of step {step}'} there{because}"
     raise StoreError(msg)
 

@@ -28,7 +28,7 @@ class Notices:
     def __init__(self, ups: str, source: str) -> None:
         """Log for this source of this UPS."""
         self._keyed = {"ups": ups, "source": source}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._standing: dict[str, set[str]] = {}
         self._troubles: dict[str, str] = {}
 
@@ -40,20 +40,20 @@ class Notices:
     def once(self, event: str, because: str, *, key: str = "", **keyed: object) -> None:
         """Log a lasting oddity. key: identifies it if its text changes by more than its numbers."""
         key = key or _NUMBER.sub("", because)
-        if key not in self._told and len(self._told) < _MOST_ODDITIES:
-            self._told.add(key)
+        if key not in self._logged and len(self._logged) < _MOST_ODDITIES:
+            self._logged.add(key)
             log.warning(event, because=because, **self._keyed, **keyed)
 
     def forget(self, key: str) -> None:
         """Log this oddity again when it comes again."""
-        self._told.discard(key)
+        self._logged.discard(key)
 
     def stands(self, event: str, because: str) -> None:
         """Log an error to correct: it lasts until `is_right`, and may occur again months later."""
         self._troubles[event] = because
-        told = self._standing.setdefault(event, set())
-        if because not in told and len(told) < _MOST_OF_A_TROUBLE:
-            told.add(because)
+        reasons = self._standing.setdefault(event, set())
+        if because not in reasons and len(reasons) < _MOST_OF_A_TROUBLE:
+            reasons.add(because)
             log.error(event, because=because, **self._keyed)
 
     def is_right(self, *events: str) -> None:
@@ -66,7 +66,7 @@ class Notices:
 Publish = Callable[[Reading | SourceFailed], None]
 
 
-class Bell:
+class PollTrigger:
     """Wakes a poller before its turn: each call is followed by a poll."""
 
     def __init__(self, clock: Clock) -> None:
@@ -111,7 +111,7 @@ class NamedSource(Source, Protocol):
 
 
 @runtime_checkable
-class Troubled(Protocol):
+class ReportsTrouble(Protocol):
     """A source that may bring readings while something is wrong all the same."""
 
     @property

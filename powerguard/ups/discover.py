@@ -56,10 +56,10 @@ class _Sweep(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         address = addr[0]
-        heard = self.heard.get(address, 0)
-        if addr[1] != self.port or address not in self.asked or heard >= _ANSWERS_EACH:
+        count = self.heard.get(address, 0)
+        if addr[1] != self.port or address not in self.asked or count >= _ANSWERS_EACH:
             return
-        self.heard[address] = heard + 1
+        self.heard[address] = count + 1
         with contextlib.suppress(MessageError):
             version, number = answered(data)
             if number == self.asked[address]:
@@ -79,13 +79,13 @@ async def sweep(
     """
     found: dict[str, set[Version]] = {}
     done = 0
-    for family, mine in _families(addresses):
+    for family, members in _families(addresses):
         try:
             further = partial(_further, progress, done)
-            found |= await _sweep(family, mine, port, community, further)
+            found |= await _sweep(family, members, port, community, further)
         except OSError:  # no such family on this host
             continue
-        done += len(mine)
+        done += len(members)
     return found
 
 
@@ -95,9 +95,9 @@ def _further(progress: Callable[[int], None], done: int, count: int) -> None:
 
 def _families(addresses: Sequence[str]) -> Iterator[tuple[socket.AddressFamily, list[str]]]:
     for family, is_six in ((socket.AF_INET, False), (socket.AF_INET6, True)):
-        mine = [address for address in addresses if (":" in address) is is_six]
-        if mine:
-            yield family, mine
+        members = [address for address in addresses if (":" in address) is is_six]
+        if members:
+            yield family, members
 
 
 async def _sweep(
@@ -317,8 +317,8 @@ class Search:
         version = self.wanted.snmp.get("version", version)
         if version == 3 and self.wanted.snmp.get("user") is None:
             # It may know another community or none: an agent drops a message with a wrong one without a word.
-            asked = "the community given" if "community" in self.wanted.snmp else "community `public`"
-            why = f"answers SNMP, but not to {asked}: --community-file, or --user for version 3"
+            community = "the community given" if "community" in self.wanted.snmp else "community `public`"
+            why = f"answers SNMP, but not to {community}: --community-file, or --user for version 3"
             self._other(address, self.wanted.snmp_port, why)
             return
         await self._probe(self._options(address, version))
@@ -329,24 +329,24 @@ class Search:
         except SnmpError as error:
             self._other(options.host, options.port, str(error).removeprefix(f"{options.host}:{options.port} "))
             return
-        told = report.decoded
-        is_pdu = told.kind == "pdu"
-        remark = "a rack PDU, which cannot be a source of a UPS" if is_pdu else told.stale or report.few
+        decoded = report.decoded
+        is_pdu = decoded.kind == "pdu"
+        remark = "a rack PDU, which cannot be a source of a UPS" if is_pdu else decoded.stale or report.few
         self._add(
             Found(
                 kind="snmp",
-                what=told.kind,
+                what=decoded.kind,
                 host=options.host,
                 port=options.port,
                 model=text(report.model or report.identity.sys_descr or report.identity.sys_object_id),
                 serial=text(report.serial),
                 profile=", ".join(report.profiles),
-                output_source=None if told.output_source is None else str(told.output_source),
-                on_battery=told.on_battery,
-                runtime_s=told.runtime_s,
-                charge_pct=told.charge_pct,
-                load_pct=told.load_pct,
-                watts=told.watts,
+                output_source=None if decoded.output_source is None else str(decoded.output_source),
+                on_battery=decoded.on_battery,
+                runtime_s=decoded.runtime_s,
+                charge_pct=decoded.charge_pct,
+                load_pct=decoded.load_pct,
+                watts=decoded.watts,
                 authenticated=report.authenticated,
                 remark=text(remark),
                 source=None if is_pdu else written(options),
@@ -414,10 +414,10 @@ class Search:
             if len(answer.rows) > MAX_UPSES:
                 self._other(host, port, f"upsd with {len(answer.rows)} UPSes: the first {MAX_UPSES} are listed")
             for row in filter(None, answer.rows[:MAX_UPSES]):
-                told = await _variables(link, row[0])
-                rows = told.rows if isinstance(told, Table) else ()
+                reply = await _variables(link, row[0])
+                rows = reply.rows if isinstance(reply, Table) else ()
                 variables = {words[0]: words[1] for words in rows if len(words) == 2}
-                trouble = told.code if isinstance(told, Err) else ""
+                trouble = reply.code if isinstance(reply, Err) else ""
                 self._add(_behind_upsd(host, port, row, variables, trouble))
         finally:
             await link.close()
@@ -458,7 +458,7 @@ async def _variables(link: Link, name: str) -> Answer | None:
     return answer if not isinstance(answer, Table) or answer.words == ("VAR", name) else None
 
 
-def _behind_upsd(host: str, port: int, row: Sequence[str], told: Mapping[str, str], trouble: str) -> Found:
+def _behind_upsd(host: str, port: int, row: Sequence[str], variables: Mapping[str, str], trouble: str) -> Found:
     name = row[0]
     source: dict[str, Any] | None = None
     remark = f"upsd says {text(trouble)}" if trouble else ""
@@ -466,42 +466,42 @@ def _behind_upsd(host: str, port: int, row: Sequence[str], told: Mapping[str, st
         source = written(NutOptions(kind="nut", host=host, port=port, name=name))
     except ValueError:
         remark = "its name is none that the settings take: letters, digits, dots and dashes"
-    maker = [told.get(f"device.{word}") or told.get(f"ups.{word}", "") for word in ("mfr", "model")]
+    maker = [variables.get(f"device.{word}") or variables.get(f"ups.{word}", "") for word in ("mfr", "model")]
     model = text(" ".join(filter(None, maker)) or (row[1] if len(row) > 1 else ""))
     found = Found(
         kind="nut",
-        what="pdu" if told.get("device.type") == "pdu" else "ups",
+        what="pdu" if variables.get("device.type") == "pdu" else "ups",
         host=host,
         port=port,
         name=text(name),
         model=model,
-        serial=text(told.get("device.serial") or told.get("ups.serial", "")),
-        rating_w=rating(told.get("ups.realpower.nominal", "")),
-        behind=_card_behind(told),
+        serial=text(variables.get("device.serial") or variables.get("ups.serial", "")),
+        rating_w=rating(variables.get("ups.realpower.nominal", "")),
+        behind=_card_behind(variables),
         remark=remark,
         source=source,
     )
-    if not told:
+    if not variables:
         return found
-    reading = interpret(told).reading(at_s=boottime_s(), ups="found", source="nut", authenticated=False)
+    reading = interpret(variables).reading(at_s=boottime_s(), ups="found", source="nut", authenticated=False)
     return _with_reading(found, reading)
 
 
-def _card_behind(told: Mapping[str, str]) -> str:
+def _card_behind(variables: Mapping[str, str]) -> str:
     """Return the card that snmp-ups reads: the same UPS as the one that we find there ourselves."""
-    place = told.get("driver.parameter.port", "")
-    if told.get("driver.name") != "snmp-ups" or not place:
+    place = variables.get("driver.parameter.port", "")
+    if variables.get("driver.name") != "snmp-ups" or not place:
         return ""
     host, colon, port = place.rpartition(":")
     return f"snmp:{text(place)}" if colon and port.isdigit() and host else f"snmp:{endpoint(text(place), 161)}"
 
 
 def _with_reading(found: Found, reading: Reading) -> Found:
-    told = reading.output_source not in UNREPORTED
+    is_reported = reading.output_source not in UNREPORTED
     return replace(
         found,
         output_source=str(reading.output_source),
-        on_battery=reading.output_source is OutputSource.BATTERY if told else None,
+        on_battery=reading.output_source is OutputSource.BATTERY if is_reported else None,
         runtime_s=reading.runtime_s,
         charge_pct=reading.charge_pct,
         load_pct=reading.load_pct,
@@ -511,8 +511,12 @@ def _with_reading(found: Found, reading: Reading) -> Found:
 
 def written(options: SnmpOptions | NutOptions | ApcupsdOptions, *without: str) -> dict[str, Any]:
     """Return a source as one would write it: what is not the default, the kind and the host always."""
-    told = options.model_dump(exclude_defaults=True, exclude_none=True, exclude=set(without))
-    return {"kind": options.kind, "host": options.host, **{k: v for k, v in told.items() if k not in ("kind", "host")}}
+    values = options.model_dump(exclude_defaults=True, exclude_none=True, exclude=set(without))
+    return {
+        "kind": options.kind,
+        "host": options.host,
+        **{k: v for k, v in values.items() if k not in ("kind", "host")},
+    }
 
 
 def _key(host: str) -> tuple[int, ...]:

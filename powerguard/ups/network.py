@@ -123,9 +123,9 @@ def parse(datagram: bytes) -> Iterator[tuple[int, Answer]]:
         length, kind, _flags, sequence, _port = _HEADER.unpack_from(datagram, at)
         if length < _HEADER.size or at + length > len(datagram):
             return
-        told = _parsed(kind, sequence, datagram[at + _HEADER.size : at + length])
-        if told is not None:
-            yield sequence, told
+        message = _parsed(kind, sequence, datagram[at + _HEADER.size : at + length])
+        if message is not None:
+            yield sequence, message
         at += (length + 3) & ~3
 
 
@@ -245,33 +245,33 @@ class Watched:
         if ways:
             self._ways = set(ways)
 
-    def take(self, told: Link | Neighbour, now_s: float) -> NetworkSeen | None:
+    def take(self, message: Link | Neighbour, now_s: float) -> NetworkSeen | None:
         """Enter one word of the kernel; return it as an event where it is news of one of our ways."""
-        if isinstance(told, Link):
-            return self._take_link(told, now_s)
-        part = f"gateway {told.address}"
-        is_ours = any(way.index == told.index and way.gateway == told.address for way in self._ways)
-        if not (is_ours or part in self._is_up) or not (told.reachable or told.failed):
+        if isinstance(message, Link):
+            return self._take_link(message, now_s)
+        part = f"gateway {message.address}"
+        is_ours = any(way.index == message.index and way.gateway == message.address for way in self._ways)
+        if not (is_ours or part in self._is_up) or not (message.reachable or message.failed):
             return None
-        heard_s = None if told.silent_s is None else now_s - told.silent_s
-        return self._news(part, now_s, is_up=told.reachable, heard_s=heard_s)
+        heard_s = None if message.silent_s is None else now_s - message.silent_s
+        return self._news(part, now_s, is_up=message.reachable, heard_s=heard_s)
 
-    def _take_link(self, told: Link, now_s: float) -> NetworkSeen | None:
-        if told.index not in self.links():
+    def _take_link(self, link: Link, now_s: float) -> NetworkSeen | None:
+        if link.index not in self.links():
             return None
-        part = f"link {self._names.setdefault(told.index, told.name)}"
-        if told.gone or not told.wanted:
+        part = f"link {self._names.setdefault(link.index, link.name)}"
+        if link.gone or not link.wanted:
             self._is_up.pop(part, None)  # A person took it down on this host: no sign of a power failure.
-            self._down.discard(told.index)
+            self._down.discard(link.index)
             return None
-        news = self._news(part, now_s, is_up=told.carrier)
+        news = self._news(part, now_s, is_up=link.carrier)
         if news is not None:
-            self._down = self._down - {told.index} if news.up else self._down | {told.index}
+            self._down = self._down - {link.index} if news.up else self._down | {link.index}
         return news
 
     def _news(self, part: str, now_s: float, *, is_up: bool, heard_s: float | None = None) -> NetworkSeen | None:
-        was = self._is_up.get(part)
-        if was is is_up or (was is None and not is_up):
+        was_up = self._is_up.get(part)
+        if was_up is is_up or (was_up is None and not is_up):
             return None  # What was never seen there did not go.
         self._is_up[part] = is_up
         return NetworkSeen(at_s=now_s, part=part, up=is_up, heard_s=None if is_up else heard_s)
@@ -322,18 +322,18 @@ class NetworkWatch:
                     raise
                 self._look_soon.set()  # Some messages are lost: everything is asked for again.
                 continue
-            for sequence, told in parse(datagram):
-                self._hear(sequence, told)
+            for sequence, message in parse(datagram):
+                self._hear(sequence, message)
 
-    def _hear(self, sequence: int, told: Link | Neighbour | Route | RoutesChanged | Refused) -> None:
-        if isinstance(told, RoutesChanged):
+    def _hear(self, sequence: int, message: Link | Neighbour | Route | RoutesChanged | Refused) -> None:
+        if isinstance(message, RoutesChanged):
             self._look_soon.set()
-        elif isinstance(told, Route | Refused):
+        elif isinstance(message, Route | Refused):
             waiting = self._answers.pop(sequence, None)
             if waiting is not None and not waiting.done():
-                waiting.set_result(told if isinstance(told, Route) else None)
+                waiting.set_result(message if isinstance(message, Route) else None)
         else:
-            news = self._watched.take(told, self._clock())
+            news = self._watched.take(message, self._clock())
             if news is not None:
                 self._publish(news)
 

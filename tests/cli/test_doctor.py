@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from powerguard.cli.doctor.checks import Ward, _group, _trainers, journal_finding, source_name, unreadable
+from powerguard.cli.doctor.checks import CheckContext, _group, _trainers, journal_finding, source_name, unreadable
 from powerguard.cli.main import main
 from powerguard.clock import boot_id
 from powerguard.core.model.policy import Drop, Learned
@@ -419,7 +419,9 @@ async def test_for_people(folder: Path) -> None:
 async def test_a_user_who_may_not_ask_a_trainer_is_not_told_to_remove_it(folder: Path) -> None:
     """The daemon may; what root's doctor says of it counts."""
     loaded = load_with_origins(settings(folder, snmp=9, bmc=9))
-    ward = Ward(argparse.Namespace(), loaded, make_policy(loaded.settings, boot_id="b", today=date(2026, 11, 1)))
+    ward = CheckContext(
+        argparse.Namespace(), loaded, make_policy(loaded.settings, boot_id="b", today=date(2026, 11, 1))
+    )
     async with trainer(folder):  # in a folder that is closed to others
         assert [found.verdict for found in await _trainers(ward)][:1] == ["PASS"], "and all modules are imported now"
         os.seteuid(65534)

@@ -7,7 +7,7 @@ import pytest
 
 from powerguard.cli.doctor.rivals import clients_findings, shared_findings
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
-from powerguard.core.model.state import Battery, Feed, OwnHeard, State
+from powerguard.core.model.state import Battery, Feed, OwnLoadReport, State
 from powerguard.settings.policy import policy as make_policy
 from powerguard.settings.schema import Settings
 
@@ -104,7 +104,7 @@ def test_other_clients_of_upsd() -> None:
 
 def test_an_older_pair_shows_a_load_that_moves_without_us() -> None:
     """The UPS's load rose by 1200 W between two readings and ours did not move."""
-    heard = OwnHeard(
+    heard = OwnLoadReport(
         source=OwnSource.BMC, watts=2600.0, at_s=9.0, since_s=9.0, before_w=2590.0, ups_w=3000.0, before_ups_w=1800.0
     )
     settings = Settings.model_validate(

@@ -176,7 +176,7 @@ async def _crashed(world: World) -> None:
         daemon.submit(
             PoweredOn(at_s=daemon.clock(), because="reported by the BMC", cause="power-button", firmware_s=45.0)
         )
-        await until(lambda: "host_incomplete" in daemon.state.told, 20_000)
+        await until(lambda: "host_incomplete" in daemon.state.alarms, 20_000)
         gpu.error = ""
         await until(lambda: isinstance(daemon.state.phase, Recovery) and bool(daemon.state.phase.started_at_s), 20_000)
         await rest(12.0)

@@ -175,8 +175,8 @@ def test_a_profile_against_its_walk(tmp_path: Path, golden: Golden) -> None:
     ended = said("test-profile", "--json", profile, walk, str(expected))
     assert ended.code == 1
     assert ended.object["wrong"] == [
-        {"key": "watts", "told": 410, "expected": [411]},
-        {"key": "on_battery", "told": False, "expected": [0]},
+        {"key": "watts", "decoded": 410, "expected": [411]},
+        {"key": "on_battery", "decoded": False, "expected": [0]},
     ]
     golden("snmp", said("test-profile", profile, walk, str(expected)).out)
 

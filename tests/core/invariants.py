@@ -75,7 +75,7 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
         standing = [each for each in answer.state.signalled if each.word != escalation.CONTINUE and each.order is None]
         assert not standing, "nobody stays stopped while training may go on"
     if isinstance(new, Online) and answer.state.drill is None:
-        told = [trainer.name for trainer in answer.state.trainers if trainer.told_pause]
+        told = [trainer.name for trainer in answer.state.trainers if trainer.pause_ordered]
         assert not told, "after an outage, or a drill, nobody is held to be told to pause"
     if answer.state.drill is not None:
         assert isinstance(new, Online) == (answer.state.drill.stage not in ("outage", "handed_over")), (
@@ -136,7 +136,7 @@ def _check_signal(policy: Policy, before: State, state: State, action: StopTrain
     assert state.maintenance is None
     (trainer,) = [each for each in state.trainers if each.name == action.trainer]
     assert trainer.alive
-    assert trainer.told_pause
+    assert trainer.pause_ordered
     assert trainer.conduct is not Conduct.CONTINUE
     assert trainer.order is None, "nobody is signalled with his checkpoint on its way"
     assert trainer.durable or trainer.given_up

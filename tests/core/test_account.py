@@ -107,7 +107,7 @@ def test_told_load(load_pct: float | None, watts: float | None, rating_w: float 
     reading = Reading(
         at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, load_pct=load_pct, watts=watts
     )
-    assert account.told_load(replace(POLICY, rating_w=rating_w), reading) == share
+    assert account.reported_load(replace(POLICY, rating_w=rating_w), reading) == share
 
 
 def test_a_load_never_told_counts_as_full() -> None:

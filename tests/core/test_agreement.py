@@ -10,7 +10,7 @@ from powerguard.core.decide.conditions import may_latch, outage_budget
 from powerguard.core.decide.machine import step
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Feed, Heard, Measures, State, Supply
+from powerguard.core.model.state import Feed, Measures, SourceReport, State, Supply
 from powerguard.core.supply import fusion
 from tests.core.play import make_policy
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_forged_holds_up_a_commit_as_long_as_it_is_fresh() -> Non
     assert not fusion.contradicts_commit(POLICY, feed, 5.2)
     lost = fusion.lose(POLICY, feed, SourceFailed(at_s=3.0, ups="ups", source="nut", reason="gone", lost=True))
     assert not fusion.contradicts_commit(POLICY, lost, 3.1)
-    assert not fusion.contradicts_commit(POLICY, Feed(heard=(Heard(source="x"),)), 3.1)
+    assert not fusion.contradicts_commit(POLICY, Feed(heard=(SourceReport(source="x"),)), 3.1)
 
 
 @pytest.mark.parametrize(
@@ -213,12 +213,12 @@ def test_the_latch_asks() -> None:
 def test_the_second_witness_of_a_commit_is_an_older_reading_of_the_same_source() -> None:
     """Two sources that arrive 0.4 s apart: the one before the newest is never half a second old."""
     feed = after((2.0, "snmp", "battery"), (2.4, "nut", "battery"), feed=CALM)
-    assert not fusion.told_again(POLICY, feed, 2.4)
+    assert not fusion.battery_reported_twice(POLICY, feed, 2.4)
     feed = after((2.8, "snmp", "battery"), (3.2, "nut", "battery"), feed=feed)
-    assert fusion.told_again(POLICY, feed, 3.2)
-    assert not fusion.told_again(POLICY, feed, 60.0), "of a source that is silent by now, no longer"
+    assert fusion.battery_reported_twice(POLICY, feed, 3.2)
+    assert not fusion.battery_reported_twice(POLICY, feed, 60.0), "of a source that is silent by now, no longer"
     back = after((3.6, "snmp", "utility"), (4.0, "nut", "utility"), feed=feed)
-    assert not fusion.told_again(POLICY, back, 4.0)
+    assert not fusion.battery_reported_twice(POLICY, back, 4.0)
 
 
 @pytest.mark.parametrize(("apart_s", "again"), [(0.4, False), (0.5, True)])
@@ -227,8 +227,8 @@ def test_of_a_lone_source_the_one_before_counts(apart_s: float, *, again: bool) 
     feed = Feed()
     for at_s, word_ in ((1.0, "utility"), (2.0, "battery"), (2.0 + apart_s, "battery")):
         feed = fusion.observe(alone, feed, says(at_s, "snmp", word_))
-    assert fusion.told_again(alone, feed, 2.5) is again
-    assert not fusion.told_again(alone, Feed(), 2.5)
+    assert fusion.battery_reported_twice(alone, feed, 2.5) is again
+    assert not fusion.battery_reported_twice(alone, Feed(), 2.5)
 
 
 @pytest.mark.parametrize(("silent_s", "supply"), [(59.0, BATTERY), (61.0, UTILITY)])
@@ -329,9 +329,9 @@ def test_the_edges_of_a_word() -> None:
     calm = after((-2.0, "snmp", "utility"), (-1.0, "nut", "utility"))
     assert after((0.0, "snmp", "battery"), (0.2, "snmp", "battery"), feed=calm).supply is BATTERY
     twice = after((0.0, "snmp", "battery"), (0.5, "snmp", "battery"), feed=calm)
-    assert fusion.told_again(POLICY, twice, 0.5)
-    assert fusion.told_again(POLICY, twice, 0.5 + POLICY.stale_s)
-    assert not fusion.told_again(POLICY, twice, 0.501 + POLICY.stale_s)
+    assert fusion.battery_reported_twice(POLICY, twice, 0.5)
+    assert fusion.battery_reported_twice(POLICY, twice, 0.5 + POLICY.stale_s)
+    assert not fusion.battery_reported_twice(POLICY, twice, 0.501 + POLICY.stale_s)
     assert after((60.5, "nut", "utility"), feed=twice).supply is BATTERY
     assert after((60.501, "nut", "utility"), feed=twice).supply is UTILITY
 

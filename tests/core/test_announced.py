@@ -6,7 +6,7 @@ import pytest
 
 from powerguard.core.model.actions import PowerOff
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
-from powerguard.core.model.state import Feed, Heard, Supply
+from powerguard.core.model.state import Feed, SourceReport, Supply
 from powerguard.core.supply import fusion
 from tests.core.play import make_policy, play
 
@@ -28,7 +28,7 @@ def seen(*told: Told, feed: Feed | None = None) -> Feed:
     return feed
 
 
-def heard(feed: Feed, source: str) -> Heard:
+def heard(feed: Feed, source: str) -> SourceReport:
     return next(each for each in feed.heard if each.source == source)
 
 

@@ -164,13 +164,13 @@ def flight(eta_at_s: float | None = None, *, copied: bool = False) -> Checkpoint
         ({"in_flight": flight(90.0)}, 0.0),
         ({}, 16.0),  # 20 s estimated, 4 s ago
         ({"ordered_at_s": 50.0}, 2.0),  # overdue: a tenth stays
-        ({"told_pause": False}, 20.0),  # beside training: the one at the paused step is still to come
-        ({"told_pause": False, "in_flight": flight(101.0)}, 20.0),
-        ({"told_pause": False, "conduct": Conduct.CONTINUE, "in_flight": flight(107.0)}, 7.0),
+        ({"pause_ordered": False}, 20.0),  # beside training: the one at the paused step is still to come
+        ({"pause_ordered": False, "in_flight": flight(101.0)}, 20.0),
+        ({"pause_ordered": False, "conduct": Conduct.CONTINUE, "in_flight": flight(107.0)}, 7.0),
     ],
 )
 def test_of_a_checkpoint_in_flight_only_the_rest_counts(changes: dict[str, object], rest: float) -> None:
-    flying = _trainer("a", 20.0, "x", in_flight=flight(), ordered_at_s=96.0, told_pause=True)
+    flying = _trainer("a", 20.0, "x", in_flight=flight(), ordered_at_s=96.0, pause_ordered=True)
     assert budget.checkpoint_s((replace(flying, **changes),), 100.0) == rest  # type: ignore[arg-type]
 
 
@@ -182,7 +182,7 @@ def test_of_a_checkpoint_in_flight_only_the_rest_counts(changes: dict[str, objec
         ({"conduct": Conduct.CONTINUE}, 0.75),
         ({"activity": Activity.GONE}, 0.75),
         ({"activity": Activity.PAUSED}, 0.75),
-        ({"told_pause": True}, 0.75),
+        ({"pause_ordered": True}, 0.75),
     ],
 )
 def test_paused_load(changes: dict[str, object], load: float) -> None:

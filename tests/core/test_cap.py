@@ -56,7 +56,7 @@ def turn(
         battery=Battery(at_s=now_s, used=0.0, left=0.7, load=load),
         learned=Learned(cap=drop),
         owed=() if standing is None else (standing,),
-        told=told,
+        alarms=told,
     )
     return Turn(POLICY, state, now_s)
 
@@ -210,7 +210,7 @@ def test_a_restore_is_tried_until_it_is_heard() -> None:
     restore = RestorePower(id="r", by_s=135.0, outage="o")
     escalation.handle_cap(at, Failed(at_s=132.0, action=restore, took_s=2.0, reason="no helper"))
     assert at.state.cap == replace(lifting, order=None)
-    assert at.state.told == ("gpu_power_stuck",)
+    assert at.state.alarms == ("gpu_power_stuck",)
     assert at.notes[-1].because == "no helper: training runs at lower power"
     at.now_s = 139.9
     escalation.reconcile_cap(at)
@@ -222,7 +222,7 @@ def test_a_restore_is_tried_until_it_is_heard() -> None:
     again = RestorePower(id=at.state.cap.order or "", by_s=145.0, outage="o")
     escalation.handle_cap(at, Done(at_s=141.0, action=again, took_s=0.1, detail=(("gpus", 8),)))
     assert at.state.cap is None
-    assert at.state.told == ()
+    assert at.state.alarms == ()
     assert at.notes[-1].event == "gpu_power_restored"
     assert at.notes[-1].numbers == (("gpus", 8),)
 
@@ -247,7 +247,7 @@ def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:
     order = CapPower(id="c", by_s=115.0, outage="o", share=0.6)
     escalation.handle_cap(at, Failed(at_s=110.0, action=order, took_s=1.0, reason="GPU 3 fell off the bus"))
     assert ordered(at) == ["RestorePower"]
-    assert at.state.told == ("gpu_cap_failed",)
+    assert at.state.alarms == ("gpu_cap_failed",)
     assert at.state.cap is not None
     assert at.state.cap.lifting
     restore = at.actions[0]
@@ -256,7 +256,7 @@ def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:
     assert len(at.actions) == 1
     at.set_phase(Online())
     escalation.reconcile_cap(at)
-    assert at.state.told == ()
+    assert at.state.alarms == ()
     assert (at.notes[-1].event, at.notes[-1].because) == ("gpu_cap_failed_cleared", "the next outage tries again")
 
 

@@ -62,7 +62,7 @@ ALL_OUT = (*both(2.0, "battery", "battery"), *both(3.0, "battery", "battery"))
 
 def test_one_of_two_on_battery_is_no_outage_where_one_is_enough() -> None:
     state = after(ONE_OF_TWO, *CALM, *A_OUT)
-    assert (state.feed.supply, state.feed.since_s, state.told) == (UTILITY, 0.0, ("redundancy_lost",))
+    assert (state.feed.supply, state.feed.since_s, state.alarms) == (UTILITY, 0.0, ("redundancy_lost",))
     assert [each.feed.supply for each in state.upses] == [BATTERY, UTILITY]
     assert feeds.redundancy_lost(state) == "a (on battery)"
 
@@ -105,7 +105,7 @@ def test_a_host_that_the_other_one_feeds_is_spared_though_it_would_be_overloaded
 
 def test_before_all_of_them_are_heard_nothing_is_missing() -> None:
     state = after(ONE_OF_TWO, says(0.0, "a", "utility"))
-    assert (state.feed.supply, state.told) == (UTILITY, ())
+    assert (state.feed.supply, state.alarms) == (UTILITY, ())
     assert after(BOTH, says(0.0, "a", "utility")).feed.supply is UNKNOWN
     silent = after(ONE_OF_TWO, says(0.0, "a", "utility"), lost(3.0, "b"), says(4.0, "a", "utility"))
     assert feeds.redundancy_lost(silent) == "b (silent)"
@@ -224,7 +224,7 @@ def test_bypass_off_and_unknown_are_not_endless_either(word: str, supply: Supply
 
 def test_a_bypass_alone_is_an_alarm() -> None:
     state = after(ONE_OF_TWO, *CALM, says(2.0, "b", "bypass"))
-    assert (state.feed.supply, state.told) == (UTILITY, ("unprotected",))
+    assert (state.feed.supply, state.alarms) == (UTILITY, ("unprotected",))
 
 
 def test_the_feed_is_lost_when_all_are() -> None:
@@ -261,7 +261,7 @@ def test_a_test_of_one_of_two_is_none_of_the_host() -> None:
 def test_every_alarm_of_every_feed_is_told() -> None:
     worn = says(2.0, "a", "utility", replace_battery=True, overload=True, alarms=("fan_fault",))
     state = after(ONE_OF_TWO, *CALM, worn, says(2.25, "b", "utility", alarms=("ups_fault",)))
-    assert set(state.told) == {"battery_worn", "overload"}
+    assert set(state.alarms) == {"battery_worn", "overload"}
     assert state.feed.reading is not None
     assert state.feed.reading.alarms == ("fan_fault", "ups_fault")
 

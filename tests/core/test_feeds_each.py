@@ -45,9 +45,9 @@ def test_a_battery_that_is_tested_while_another_one_carries(told: dict[str, Any]
     """It counts as battery, unless its input is seen to be there: nobody knows whether it could stop."""
     tested = each("b", UTILITY, 1.0, 0.5)
     tested = replace(tested, feed=replace(tested.feed, reading=says(0.0, "b", "battery", **told)))
-    assert feeds.word_of((each("a", BATTERY), tested), tested) is word
+    assert feeds.supply_of((each("a", BATTERY), tested), tested) is word
     unread = replace(tested, feed=replace(tested.feed, reading=None))
-    assert feeds.word_of((each("a", BATTERY), unread), unread) is UTILITY
+    assert feeds.supply_of((each("a", BATTERY), unread), unread) is UTILITY
 
 
 def test_who_takes_over_how_much_of_a_load() -> None:
@@ -57,7 +57,7 @@ def test_who_takes_over_how_much_of_a_load() -> None:
     def overloaded(load_b: float, load_a: float | None = 0.6) -> bool:
         b = each("b", UTILITY, 1.0, load_b)
         upses = (each("a", BATTERY, 1.0, load_a), b, each("c", UTILITY, 1.0, 0.1))
-        return feeds._overloaded(made, upses, b, feeds._words(made, upses), 1.0).overloaded
+        return feeds._overloaded(made, upses, b, feeds._ups_supply(made, upses), 1.0).overloaded
 
     assert not overloaded(0.599)
     assert overloaded(0.601)
@@ -117,8 +117,8 @@ def test_a_test_of_the_one_that_is_needed_began_when_it_began() -> None:
 
 def lasts_s(made: Policy, *upses: Supplied) -> float:
     """Return how long they last at the load of now."""
-    words = feeds._words(made, upses)
-    return feeds._lasts_s(made, upses, Feed(supply=BATTERY), 0.0, words=words, full=False)[FACTORS.index(1.0)]
+    words = feeds._ups_supply(made, upses)
+    return feeds._lasts_s(made, upses, Feed(supply=BATTERY), 0.0, ups_supply=words, full=False)[FACTORS.index(1.0)]
 
 
 def test_what_blind_ones_carry_goes_to_the_others_by_their_power_supplies() -> None:
@@ -208,7 +208,7 @@ def test_each_of_them_alone() -> None:
     assert [made.ups for made, _ in alone] == ["a", "b"]
     assert [one.feed.supply for _, one in alone] == [BATTERY, UTILITY]
     assert [one.battery for _, one in alone] == [each.battery for each in state.upses]
-    assert all(one.upses == () and one.told == state.told and not made.feeds for made, one in alone)
+    assert all(one.upses == () and one.alarms == state.alarms and not made.feeds for made, one in alone)
     heard_of = after(ONE_OF_TWO, says(0.0, "b", "utility"))
     assert [made.ups for made, _ in feeds.each_alone(ONE_OF_TWO, heard_of)] == ["b"]
 
@@ -270,8 +270,8 @@ def test_the_battery_of_all_is_the_mean_of_those_that_count() -> None:
     b = replace(b, battery=replace(b.battery, used=0.5, health=0.9, step_at_s=6.0))
 
     def battery(before: Battery, upses: tuple[Supplied, ...], supply: Supply, now_s: float) -> Battery:
-        words = feeds._words(ONE_OF_TWO, upses)
-        return feeds._battery(ONE_OF_TWO, before, upses, Feed(supply=supply), now_s, words=words)
+        words = feeds._ups_supply(ONE_OF_TWO, upses)
+        return feeds._battery(ONE_OF_TWO, before, upses, Feed(supply=supply), now_s, ups_supply=words)
 
     whole = battery(Battery(at_s=5.0), (a, b), BATTERY, 7.0)
     assert (whole.at_s, whole.used, whole.left, whole.health, whole.load) == (7.0, 0.2, 0.6, 0.6, 0.5)
@@ -287,6 +287,6 @@ def test_the_battery_of_all_is_the_mean_of_those_that_count() -> None:
 
 def test_what_is_changed_of_a_lone_battery() -> None:
     lone = policy()
-    state = State(told=("unprotected",), battery=Battery(at_s=5.0))
+    state = State(alarms=("unprotected",), battery=Battery(at_s=5.0))
     changed = feeds.with_battery(lone, state, "", lambda made, old: replace(old, used=made.health + 2 * old.at_s), 1.0)
     assert changed == replace(state, battery=Battery(at_s=5.0, used=lone.health + 10.0))

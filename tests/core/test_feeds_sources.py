@@ -29,8 +29,8 @@ def test_a_source_that_cannot_be_forged_holds_up_the_commit_of_its_feed() -> Non
     first = [word(1.0, ups, source, "utility") for ups in "ab" for source in ("snmp", "nut")]
     one = after(sourced(ONE_OF_TWO), *first, *told)
     assert one.feed.supply is BATTERY
-    assert feeds.told_again(sourced(ONE_OF_TWO), one, 4.5), "by one source of a feed, twice"
-    assert not feeds.told_again(sourced(ONE_OF_TWO), one, 60.0), "long ago"
+    assert feeds.battery_reported_twice(sourced(ONE_OF_TWO), one, 4.5), "by one source of a feed, twice"
+    assert not feeds.battery_reported_twice(sourced(ONE_OF_TWO), one, 60.0), "long ago"
     assert feeds.contradicts_commit(sourced(ONE_OF_TWO), one, 4.5, 10.0)
     both_needed = after(sourced(BOTH), *first, *told)
     assert not feeds.contradicts_commit(sourced(BOTH), both_needed, 4.5, 10.0), (
@@ -45,7 +45,7 @@ def test_sources_of_each_feed_have_their_alarms() -> None:
     for at_s in range(2, 40):
         told.append(replace(says(float(at_s), "b", "battery", on_battery_s=float(at_s)), source="snmp"))
         told += [replace(says(at_s + 0.2, ups, "utility"), source="nut") for ups in "ab"]
-    assert "sources_disagree" in after(made, *told).told
+    assert "sources_disagree" in after(made, *told).alarms
 
 
 def test_a_new_battery_of_one_ups_leaves_the_other_its_own() -> None:
@@ -64,10 +64,10 @@ def test_a_new_battery_of_one_ups_leaves_the_other_its_own() -> None:
 def test_the_second_witness_of_a_commit_is_of_one_ups() -> None:
     """Readings of two UPSes follow each other closely; each is its own second."""
     state = after(ONE_OF_TWO, *CALM, *both(2.0, "battery", "battery"))
-    assert not feeds.told_again(ONE_OF_TWO, state, 2.25)
+    assert not feeds.battery_reported_twice(ONE_OF_TWO, state, 2.25)
     state = after(ONE_OF_TWO, *both(3.0, "battery", "battery"), state=state)
-    assert feeds.told_again(ONE_OF_TWO, state, 3.25)
-    assert not feeds.told_again(ONE_OF_TWO, after(ONE_OF_TWO, *CALM), 3.25)
+    assert feeds.battery_reported_twice(ONE_OF_TWO, state, 3.25)
+    assert not feeds.battery_reported_twice(ONE_OF_TWO, after(ONE_OF_TWO, *CALM), 3.25)
 
 
 def test_a_source_of_one_feed_that_was_taken_out_is_forgotten() -> None:

@@ -288,10 +288,10 @@ def test_the_alarm_stands_until_the_last_one_goes_on() -> None:
     first, second = told.ordered(ContinueTrainer)
     player.send(Failed(at_s=42.0, action=second, took_s=0.1, reason="busy"))
     player.send(Done(at_s=42.5, action=first, took_s=0.1))
-    assert "trainer_left_stopped" in told.state.told
+    assert "trainer_left_stopped" in told.state.alarms
     again = player.play("43..51 utility load=40 charge=60").ordered(ContinueTrainer)[-1]
     player.send(Done(at_s=51.5, action=again, took_s=0.1))
-    assert "trainer_left_stopped" not in told.state.told
+    assert "trainer_left_stopped" not in told.state.alarms
 
 
 def test_what_was_only_recorded_is_not_told_as_done() -> None:

@@ -28,7 +28,7 @@ def test_a_pause_that_nobody_has_confirmed_does_not_lengthen_the_stop(grade: Gra
     trainer = Trainer(
         name="llm",
         conduct=Conduct.PAUSE,
-        told_pause=True,
+        pause_ordered=True,
         activity=Activity.PAUSED if paused else Activity.TRAINING,
         checkpoint=Durable(),
     )

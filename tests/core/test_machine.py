@@ -34,8 +34,8 @@ from powerguard.core.model.state import (
     CheckpointInFlight,
     EmergencyCheckpoint,
     Feed,
-    Gone,
     GpuCap,
+    NetworkLoss,
     OnBattery,
     Online,
     Outage,
@@ -93,7 +93,7 @@ PENDING = {
         GpuCap(outage="o", at_s=0.0, order="c-1", lifting=True),
         Signalled(trainer="t", outage="o", word="continue", at_s=0.0, order="s-1", carried_out="stop"),
     ),
-    "gone": (Gone(part="link eth0", heard_s=0.0, at_s=0.0),),
+    "gone": (NetworkLoss(part="link eth0", heard_s=0.0, at_s=0.0),),
 }
 
 
@@ -242,7 +242,7 @@ def test_a_calibration_while_a_checkpoint_is_written() -> None:
         conduct=Conduct.PAUSE,
         checkpoint_s=500.0,
         in_flight=CheckpointInFlight(order="o-1", eta_at_s=9.0),
-        told_pause=True,
+        pause_ordered=True,
     )
     for trainer, phase in ((flying, Online), (replace(flying, in_flight=None), EmergencyCheckpoint)):
         state = State(battery=FULL, trainers=(trainer,))

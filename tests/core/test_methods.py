@@ -580,7 +580,7 @@ def test_without_history_each_way_may_be_armed_for_an_outage_of_which_nobody_kno
     ]
     obligations.handle(at, done(at.actions[2]))
     methods.reconcile(at)
-    assert at.state.told == ("power_on_doubtful",)
+    assert at.state.alarms == ("power_on_doubtful",)
     at.state = replace(at.state, owed=())
     methods.reconcile(at)
     assert notes(at)[-1] == "power_on_doubtful_cleared"
@@ -721,7 +721,7 @@ def test_a_host_that_is_back_before_the_cut_cancels_it_or_waits_for_it(*, cancel
     assert [type(order) for order in orders] == [DisarmPowerOn, ResumeTraining]
     assert [int(order.by_s) for order in orders] == ([21, 56] if cancelled else [21, 86])
     assert state.armed == ()
-    assert state.told == ()
+    assert state.alarms == ()
 
 
 def test_an_order_of_an_earlier_boot_that_is_being_cancelled_does_not_stand_in_the_way_of_the_next() -> None:

@@ -109,7 +109,7 @@ def test_the_story_says_how_long_until_a_cut() -> None:
 
 def test_a_load_that_has_not_fallen_is_told_beside_the_one_that_was_expected() -> None:
     phase = replace(HOLD, paused_load=0.6, settle_by_s=101.0)
-    durable = replace(PAUSES, activity=Activity.PAUSED, checkpoint=Durable(), told_pause=True)
+    durable = replace(PAUSES, activity=Activity.PAUSED, checkpoint=Durable(), pause_ordered=True)
     answer = step(POLICY, at_100(phase, durable), says(101.0))
     (note,) = (note for note in answer.notes if note.event == "load_not_fallen_raised")
     assert note.because == "training was paused, the load is still 100 % (expected 60 %)"
@@ -123,7 +123,7 @@ def test_in_a_hold_who_goes_on_gets_a_checkpoint_every_minute() -> None:
     spent = replace(GOES_ON, checkpoint=Durable(), ordered_at_s=30.0, durable_at_s=41.0)
     assert checkpoints(step(POLICY, at_100(HOLD, spent), Tick(at_s=100.9))) == []
     assert checkpoints(step(POLICY, at_100(HOLD, spent), Tick(at_s=101.0))) == ["a"]
-    stands = replace(spent, conduct=Conduct.PAUSE, told_pause=True, activity=Activity.PAUSED)
+    stands = replace(spent, conduct=Conduct.PAUSE, pause_ordered=True, activity=Activity.PAUSED)
     assert checkpoints(step(POLICY, at_100(HOLD, stands), Tick(at_s=101.0))) == []
 
 
@@ -161,9 +161,9 @@ def test_every_gate_asks_for_the_rest_of_a_checkpoint_that_is_still_written(eta_
 def test_a_host_that_goes_down_again_is_not_told_as_incomplete_any_more() -> None:
     """A rehearsal ends online, in the same boot, where nobody would ever clear it."""
     back = Recovery(outage=OUTAGE, began_s=50.0, clean=True)
-    at = Turn(POLICY, replace(at_100(back), told=("host_incomplete", "host_incomplete_long", "overload")), 100.0)
+    at = Turn(POLICY, replace(at_100(back), alarms=("host_incomplete", "host_incomplete_long", "overload")), 100.0)
     move(at, Decision(Cause.COMMIT, "budget", at.budget()))
-    assert at.state.told == ("overload",)
+    assert at.state.alarms == ("overload",)
 
 
 def test_a_power_off_that_has_been_ordered_waits_for_nothing_more() -> None:
@@ -243,7 +243,11 @@ def test_a_checkpoint_is_as_old_as_it_says_also_before_the_boot(age_s: float, du
 def test_steps_are_lost_only_between_two_that_are_known(known: int | None, told: int | None, lost: int | None) -> None:
     """An older checkpoint that stands has to name its step, and the trainer the one where it stood."""
     flying = replace(
-        PAUSES, in_flight=CheckpointInFlight(order="o-1"), checkpoint=NotDurable(tries=3), told_pause=True, step=known
+        PAUSES,
+        in_flight=CheckpointInFlight(order="o-1"),
+        checkpoint=NotDurable(tries=3),
+        pause_ordered=True,
+        step=known,
     )
     order = TriggerCheckpoint(id="o-1", by_s=200.0, trainer="a", reason="on_battery", after=Conduct.PAUSE, outage="o")
     at = Turn(POLICY, at_100(HOLD, flying), 100.0)
@@ -331,7 +335,7 @@ def test_an_outage_that_began_without_a_load_has_nothing_to_add() -> None:
     assert load_after(unheard(blind, PAUSES, load=0.25)) == 0.25
 
 
-PAUSED = replace(PAUSES, told_pause=True, activity=Activity.PAUSED, checkpoint=Durable())
+PAUSED = replace(PAUSES, pause_ordered=True, activity=Activity.PAUSED, checkpoint=Durable())
 SAVES = needs.with_drop(Learned(), "a", Drop(before=1.0, after=0.25, at_s=0.0))
 
 

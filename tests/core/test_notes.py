@@ -59,7 +59,7 @@ def test_a_battery_that_was_never_proven_is_an_alarm() -> None:
     assert raised.because == (
         "the UPS has reported battery since first contact and no second witness confirms it: ignored; check the UPS"
     )
-    assert "unproven_battery" in told.state.told
+    assert "unproven_battery" in told.state.alarms
 
 
 def test_a_gauge_that_falls_faster_than_time_is_an_alarm() -> None:

@@ -4,12 +4,14 @@ import math
 
 import pytest
 
-from powerguard.core.supply.feeds import ENDLESS_S, FACTORS, Leg, last_until_s, stepped
+from powerguard.core.supply.feeds import ENDLESS_S, FACTORS, FeedCourse, last_until_s, stepped
 
 
-def leg(load: float, left: float = 1.0, *, supplies: int = 1, full_s: float = 100.0, cut_at_s: float = math.inf) -> Leg:
+def leg(
+    load: float, left: float = 1.0, *, supplies: int = 1, full_s: float = 100.0, cut_at_s: float = math.inf
+) -> FeedCourse:
     """A feed whose full battery lasts full_s at a load of 1, and twice as long at half of that."""
-    return Leg(supplies=supplies, left=left, load=load, tau_s=lambda load: full_s / load, cut_at_s=cut_at_s)
+    return FeedCourse(supplies=supplies, left=left, load=load, tau_s=lambda load: full_s / load, cut_at_s=cut_at_s)
 
 
 def test_one_battery_lasts_as_long_as_it_lasts() -> None:
@@ -37,7 +39,7 @@ def test_a_load_goes_to_the_others_by_their_power_supplies() -> None:
 def test_who_is_overloaded_by_it_switches_off(load: float, lasts_s: float) -> None:
     """At 100 % of its rating it holds, at 101 % it does not."""
     first = leg(0.5, 0.25)
-    second = Leg(
+    second = FeedCourse(
         supplies=1, left=0.75, load=load, tau_s=lambda load: 200.0 if load <= 0.51 else 100.0, cut_at_s=math.inf
     )
     assert last_until_s([first, second], 1, 0.0) == pytest.approx(lasts_s)

@@ -22,8 +22,8 @@ from powerguard.core.model.state import (
     Holding,
     Online,
     Outage,
-    OwnBefore,
-    OwnHeard,
+    OwnLoadAtPause,
+    OwnLoadReport,
     Signalled,
     State,
     Supply,
@@ -96,12 +96,13 @@ def test_what_the_host_draws_besides_its_gpus(
     readings: dict[str, tuple[float, float]], now_s: float, watts: float | None
 ) -> None:
     heard = tuple(
-        OwnHeard(source=OwnSource(name), watts=told, at_s=at_s, since_s=at_s) for name, (told, at_s) in readings.items()
+        OwnLoadReport(source=OwnSource(name), watts=told, at_s=at_s, since_s=at_s)
+        for name, (told, at_s) in readings.items()
     )
     assert own.rest_w(replace(STATE, own=heard), now_s) == watts
 
 
-BOTH = OwnHeard(source=OwnSource.BMC, watts=1000.0, at_s=9.0, since_s=9.0, ups_w=1500.0)
+BOTH = OwnLoadReport(source=OwnSource.BMC, watts=1000.0, at_s=9.0, since_s=9.0, ups_w=1500.0)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_what_is_frozen_is_reported_with_its_watts_and_for_how_long() -> None:
 
 def test_a_reading_that_does_not_follow_a_pause_is_frozen() -> None:
     """The same to the watt as before training was asked to pause, a quarter of a minute after that."""
-    before = (OwnBefore(source=OwnSource.BMC, watts=900.0, drop_w=300.0),)
+    before = (OwnLoadAtPause(source=OwnSource.BMC, watts=900.0, drop_w=300.0),)
     outage = Outage(id="one", since_s=50.0, grade=Grade.FULL)
     phase = Holding(outage=outage, began_s=110.0, paused_at_s=100.0, own=before)
     state = replace(STATE, phase=phase, trainers=(PAUSED,))
@@ -233,7 +234,7 @@ def test_twice_own_w_is_a_chassis() -> None:
 def test_an_older_reading_does_not_replace_a_newer_one() -> None:
     """A BMC that answers late is overtaken by the next question."""
     state = _heard(STATE, (10.0, 900.0), (5.0, 1400.0))
-    assert state.own == (OwnHeard(source=OwnSource.BMC, watts=900.0, at_s=10.0, since_s=10.0, ups_w=4000.0),)
+    assert state.own == (OwnLoadReport(source=OwnSource.BMC, watts=900.0, at_s=10.0, since_s=10.0, ups_w=4000.0),)
 
 
 def test_only_this_hosts_part_of_the_load_falls() -> None:
@@ -433,7 +434,7 @@ def test_while_a_pause_settles_what_others_add_is_counted() -> None:
 
 def test_a_reading_from_just_after_the_order_accuses_nobody() -> None:
     """The trainer had not heard it yet; on a BMC that answers late, that reading is still the newest one at 15 s."""
-    before = (OwnBefore(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
+    before = (OwnLoadAtPause(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
     outage = Outage(id="one", since_s=0.0, grade=Grade.FULL)
     phase = EmergencyCheckpoint(outage=outage, began_s=100.0, because="budget", own_drop=0.1, own=before)
     state = _heard(replace(STATE, phase=phase, trainers=PAUSING), (101.0, 1490.0))
@@ -484,7 +485,7 @@ def test_which_readings_give_the_gpus_part() -> None:
         replace(TRAINING, trainers=()),
         replace(TRAINING, trainers=(replace(PAUSING[0], activity=Activity.PAUSED),)),
         replace(TRAINING, trainers=(replace(PAUSING[0], activity=Activity.GONE),)),
-        replace(TRAINING, trainers=(replace(PAUSING[0], told_pause=True),)),
+        replace(TRAINING, trainers=(replace(PAUSING[0], pause_ordered=True),)),
         replace(TRAINING, trainers=(replace(PAUSING[0], conduct=Conduct.CONTINUE),)),
         replace(TRAINING, feed=Feed(supply=Supply.BATTERY)),
         replace(TRAINING, owed=(GpuCap(),)),
@@ -500,14 +501,14 @@ def test_gpus_at_rest_between_two_epochs_hide_no_load() -> None:
 
 # --- What a hold shows of this host -----------------------------------------------------------------------------------
 
-PAUSED = Trainer(name="llm", conduct=Conduct.PAUSE, activity=Activity.PAUSED, told_pause=True)
+PAUSED = Trainer(name="llm", conduct=Conduct.PAUSE, activity=Activity.PAUSED, pause_ordered=True)
 SHOWN = Drop(before=0.3, after=0.18, at_s=160.0, watts=600.0)
 """1500 W of 5000 W before, 900 W in the pause."""
 
 
 def _shown(*trainers: Trainer, now_s: float = 160.0, now_w: float = 900.0, **changes: object) -> Drop | None:
     """What is known of the drop of `llm` after a look at this hold, 60 s after the pause."""
-    before = (OwnBefore(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
+    before = (OwnLoadAtPause(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
     outage = Outage(id="one", since_s=50.0, grade=Grade.FULL, load_at_start=0.8)
     phase = Holding(outage=outage, began_s=110.0, paused_at_s=100.0, settle_by_s=145.0, own=before, own_drop=0.12)
     state = replace(STATE, phase=phase, trainers=trainers or (PAUSED,), **changes)  # type: ignore[arg-type]

@@ -204,9 +204,9 @@ def test_an_error_without_a_place_has_none() -> None:
         ({"kind": "Trainer"}, Trainer, "Trainer.name: missing, and it has no default"),
         ({"kind": "Trainer", "name": 5}, Trainer, "Trainer.name: expected a string, found int 5"),
         (
-            {"kind": "Trainer", "name": "x", "told_pause": 1},
+            {"kind": "Trainer", "name": "x", "pause_ordered": 1},
             Trainer,
-            "Trainer.told_pause: expected true or false, found int 1",
+            "Trainer.pause_ordered: expected true or false, found int 1",
         ),
         ({"kind": "State", "serial": True}, State, "State.serial: expected a whole number, found bool True"),
         ({"kind": "State", "serial": 1.5}, State, "State.serial: expected a whole number, found float 1.5"),

@@ -171,7 +171,7 @@ FLYING = Trainer(
     checkpoint_s=30.0,
     in_flight=CheckpointInFlight(order="o-1", eta_at_s=NOW_S + 20.0),
     ordered_at_s=99.0,
-    told_pause=True,
+    pause_ordered=True,
 )
 
 
@@ -234,7 +234,7 @@ def test_a_commit_just_at_its_edges() -> None:
         conduct=Conduct.PAUSE,
         in_flight=CheckpointInFlight(order="o-1", eta_at_s=NOW_S),
         ordered_at_s=99.0,
-        told_pause=True,
+        pause_ordered=True,
     )
     assert commit(replace(state(0.25, HOLD), trainers=(flying,)), bold(520.0)) == "budget", "130 s"
     assert commit(state(0.28125, HOLD, waited_s=0.0), bold(64.0)) == "", "18 s now, the 10 s of a bare stop then"

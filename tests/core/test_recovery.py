@@ -71,7 +71,7 @@ SAVED = State(
     maintenance=Maintenance(until_s=5000.0, reason="r", who="w"),
     transfers=(1000.0,),
     serial=7,
-    told=("overload",),
+    alarms=("overload",),
 )
 SHUTDOWN = Shutdown(
     outage=OUTAGE,
@@ -383,7 +383,7 @@ def test_what_measured_the_own_load_before_the_settings_changed_raises_no_alarm(
         OwnLoad(at_s=501.0, source=OwnSource.GPU, watts=1501.0),
     ):
         state = step(made, state, event).state
-    assert state.told == ()
+    assert state.alarms == ()
 
 
 def test_an_order_out_of_time_is_not_repeated_and_is_owed_again() -> None:
@@ -448,7 +448,7 @@ def test_the_word_to_go_on_is_owed_until_it_is_heard(phase: Phase, *, again: boo
     (trainer,) = SAVED.trainers
     feed = replace(SAVED.feed, supply=Supply.UTILITY, suspect=False)
     begun = Turn(
-        POLICY, replace(SAVED, feed=feed, trainers=(replace(trainer, in_flight=None, told_pause=True),)), 1999.0
+        POLICY, replace(SAVED, feed=feed, trainers=(replace(trainer, in_flight=None, pause_ordered=True),)), 1999.0
     )
     lifecycle.resume_all(begun)
     (order,) = begun.actions

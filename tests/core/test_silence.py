@@ -3,7 +3,7 @@
 import pytest
 
 from powerguard.core.model.events import NetworkSeen, OutputSource, Reading
-from powerguard.core.model.state import Feed, Gone, State, Supplied, Supply
+from powerguard.core.model.state import Feed, NetworkLoss, State, Supplied, Supply
 from powerguard.core.supply import silence
 from tests.core.play import play
 
@@ -20,7 +20,7 @@ def _lost(lost_s: float | None, supply: Supply = Supply.UTILITY) -> Feed:
 )
 def test_the_two_go_within_thirty_seconds_of_each_other(lost_s: float | None, counts: bool) -> None:
     """Whichever is noticed first; a second more, and they have nothing to do with each other."""
-    gone = (Gone(part="link eth0", heard_s=100.0, at_s=100.0),)
+    gone = (NetworkLoss(part="link eth0", heard_s=100.0, at_s=100.0),)
     assert bool(silence.gone_with(gone, _lost(lost_s))) is counts
     assert (silence.on_battery(gone, _lost(lost_s)).supply is Supply.BATTERY) is counts
 
@@ -28,25 +28,25 @@ def test_the_two_go_within_thirty_seconds_of_each_other(lost_s: float | None, co
 @pytest.mark.parametrize(("lost_s", "counts"), [(69.9, False), (70.0, True), (180.0, True), (180.1, False)])
 def test_what_is_noticed_late_counts_from_when_it_was_last_heard(lost_s: float, counts: bool) -> None:
     """A dead gateway is found out up to a minute late: it went at some time since it was last heard."""
-    gone = (Gone(part="gateway 10.0.0.1", heard_s=100.0, at_s=150.0),)
+    gone = (NetworkLoss(part="gateway 10.0.0.1", heard_s=100.0, at_s=150.0),)
     assert bool(silence.gone_with(gone, _lost(lost_s))) is counts
 
 
 @pytest.mark.parametrize("supply", [Supply.UNKNOWN, Supply.BATTERY])
 def test_only_a_ups_that_said_utility_is_presumed(supply: Supply) -> None:
     """Unknown stays unknown: links come up late at boot. A battery needs no presumption."""
-    gone = (Gone(part="link eth0", heard_s=100.0, at_s=100.0),)
+    gone = (NetworkLoss(part="link eth0", heard_s=100.0, at_s=100.0),)
     feed = _lost(101.0, supply)
     assert silence.on_battery(gone, feed) is feed
 
 
 def test_battery_is_presumed_since_the_earlier_of_the_two_and_never_before_the_last_word_of_utility() -> None:
     """What was said counts for as long as it was said."""
-    gone = (Gone(part="link eth0", heard_s=95.0, at_s=95.0),)
+    gone = (NetworkLoss(part="link eth0", heard_s=95.0, at_s=95.0),)
     assert silence.on_battery(gone, _lost(101.0)).since_s == 95.0
-    early = (Gone(part="link eth0", heard_s=85.0, at_s=85.0),)
+    early = (NetworkLoss(part="link eth0", heard_s=85.0, at_s=85.0),)
     assert silence.on_battery(early, _lost(101.0)).since_s == 90.0
-    late = (Gone(part="link eth0", heard_s=110.0, at_s=110.0),)
+    late = (NetworkLoss(part="link eth0", heard_s=110.0, at_s=110.0),)
     assert silence.on_battery(late, _lost(101.0)).since_s == 101.0
 
 
@@ -54,7 +54,7 @@ def test_what_is_known_to_be_gone_is_no_news_and_what_comes_back_is_forgotten() 
     """A netlink that repeats itself must not restart the 30 s."""
     state = silence.seen(State(), NetworkSeen(at_s=5.0, part="link a", up=False))
     assert state is not None
-    assert state.gone == (Gone(part="link a", heard_s=5.0, at_s=5.0),)
+    assert state.gone == (NetworkLoss(part="link a", heard_s=5.0, at_s=5.0),)
     assert silence.seen(state, NetworkSeen(at_s=50.0, part="link a", up=False)) is None
     assert silence.seen(state, NetworkSeen(at_s=50.0, part="link b", up=True)) is None
     back = silence.seen(state, NetworkSeen(at_s=50.0, part="link a", up=True))
@@ -78,7 +78,7 @@ def test_however_many_interfaces_go_the_state_stays_small() -> None:
 
 def test_a_presumed_feed_stays_presumed_until_it_answers() -> None:
     """That the network is back says nothing of utility."""
-    gone = (Gone(part="link eth0", heard_s=100.0, at_s=100.0),)
+    gone = (NetworkLoss(part="link eth0", heard_s=100.0, at_s=100.0),)
     battery = play(*CALM).state.battery
     silent = Supplied(ups="b", feed=_lost(103.0), battery=battery)
     presumed = silence.presumed(gone, (silent,), silent)

@@ -324,7 +324,7 @@ def _commits_when_due(given_site: Site) -> None:
             began.trainers[0],
             activity=Activity.PAUSED,
             checkpoint=Durable() if at_s >= course.durable_s else NotDurable(),
-            told_pause=True,
+            pause_ordered=True,
             in_flight=CheckpointInFlight(order="1", eta_at_s=course.durable_s),
             ordered_at_s=course.training_s,
         )

@@ -84,7 +84,7 @@ def test_one_odd_reading_starts_nothing() -> None:
 
 
 def test_the_next_return_begins_to_count_anew() -> None:
-    gone = replace(A, activity=Activity.GONE, told_pause=True)
+    gone = replace(A, activity=Activity.GONE, pause_ordered=True)
     at = Turn(POLICY, replace(waiting(Start(outage="x", retry_at_s=1.0, tries=2)), trainers=(gone,)), 100.0)
     lifecycle.resume_all(at)
     assert [type(action) for action in at.actions] == [ResumeTraining]

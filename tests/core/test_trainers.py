@@ -123,7 +123,7 @@ def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
     lifecycle.handle(at, seen(trainer="new", alive=False))
     assert at.state.trainers == (A,)
     lifecycle.handle(at, seen(trainer="new", conduct=Conduct.EXIT, checkpoint_s=7.0, disk="z", step=5, step_s=2.0))
-    new = Trainer(name="new", conduct=Conduct.EXIT, checkpoint_s=7.0, told_s=7.0, disk="z", step=5, step_s=2.0)
+    new = Trainer(name="new", conduct=Conduct.EXIT, checkpoint_s=7.0, reported_s=7.0, disk="z", step=5, step_s=2.0)
     assert at.state.trainers == (A, new)
     assert notes(at) == ["trainer_appeared"]
     assert dict(at.notes[0].numbers) == {"trainer": "new", "conduct": Conduct.EXIT}
@@ -170,7 +170,7 @@ def test_one_that_goes_is_told_once_and_one_that_comes_again_is_new() -> None:
         A,
         activity=Activity.PAUSED,
         checkpoint=GivenUp(because="f", tries=2),
-        told_pause=True,
+        pause_ordered=True,
         in_flight=CheckpointInFlight(order="o-1"),
     )
     at = turn(known)
@@ -215,7 +215,7 @@ FLYING = replace(
     A,
     in_flight=CheckpointInFlight(order="o-1", eta_at_s=105.0),
     checkpoint=NotDurable(tries=1),
-    told_pause=True,
+    pause_ordered=True,
     step=40,
 )
 
@@ -338,7 +338,7 @@ def test_a_failure_is_final_at_its_limit_or_after_three(
 )
 def test_the_limit_of_an_order(left: float | None, checkpoint_s: float, limit_s: float) -> None:
     """Until the host must stop (130 s with the small reserve), four times the estimate, and never without end."""
-    known = replace(A, checkpoint_s=checkpoint_s, told_pause=True)
+    known = replace(A, checkpoint_s=checkpoint_s, pause_ordered=True)
     at = turn(known, left=left)
     if left is None:
         at.policy = replace(POLICY, runtime_table=())
@@ -347,7 +347,7 @@ def test_the_limit_of_an_order(left: float | None, checkpoint_s: float, limit_s:
 
 def test_the_limit_is_that_of_the_stop_that_will_be() -> None:
     """After a cliff a full stop would leave 2 s for a checkpoint of 20 s: the stop is lowered first."""
-    at = turn(replace(A, checkpoint_s=20.0, told_pause=True), left=0.2)
+    at = turn(replace(A, checkpoint_s=20.0, pause_ordered=True), left=0.2)
     assert lifecycle.order_limit_s(at) >= 20.0
     assert at.outage is not None
     assert at.outage.grade is not Grade.FULL
@@ -373,8 +373,13 @@ def test_all_are_ordered_by_their_own_conduct() -> None:
     told = [(o.trainer, o.after, o.by_s, o.reason, o.outage) for o in at.actions if isinstance(o, TriggerCheckpoint)]
     assert told == [("a", Conduct.PAUSE, 150.0, "on_battery", "o"), ("b", Conduct.CONTINUE, 150.0, "on_battery", "o")]
     a, b, dead = at.state.trainers
-    assert (a.order, a.told_pause, a.checkpoint, a.ordered_at_s) == (at.actions[0].id, True, NotDurable(tries=1), 100.0)
-    assert (b.order, b.told_pause, b.checkpoint) == (at.actions[1].id, False, NotDurable(tries=1))
+    assert (a.order, a.pause_ordered, a.checkpoint, a.ordered_at_s) == (
+        at.actions[0].id,
+        True,
+        NotDurable(tries=1),
+        100.0,
+    )
+    assert (b.order, b.pause_ordered, b.checkpoint) == (at.actions[1].id, False, NotDurable(tries=1))
     assert (dead.order, dead.checkpoint) == (None, NotDurable())
     assert notes(at) == ["checkpoint_ordered", "checkpoint_ordered"]
 
@@ -386,7 +391,7 @@ def test_beside_training_one_in_flight_is_enough() -> None:
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
     assert at.state.trainers[1].checkpoint == NotDurable(), "it is no try of the one at the paused step"
     assert at.actions[0].by_s == 102.0, "no order has less than two seconds"
-    assert not at.state.trainers[0].told_pause
+    assert not at.state.trainers[0].pause_ordered
     at = turn(replace(A, in_flight=CheckpointInFlight(order="o-1")))
     lifecycle.order_emergency(at, by_s=150.0)
     assert len(at.actions) == 1, "the one at the paused step is ordered all the same"
@@ -405,7 +410,7 @@ def test_an_operator_who_asks_in_a_hold_gives_all_tries_again(
     changes: dict[str, object], after: Conduct, phase: object
 ) -> None:
     """The disk has space again: the trainer is asked to pause and save, and a refusal is not the end of it."""
-    at = turn(replace(A, told_pause=True, **changes), phase=phase)  # type: ignore[arg-type]
+    at = turn(replace(A, pause_ordered=True, **changes), phase=phase)  # type: ignore[arg-type]
     lifecycle.order_all(at, reason="operator", by_s=700.0)
     lifecycle.reconcile(at, hold=phase is HOLD, repeat_s=60.0)
     assert [o.after for o in at.actions if isinstance(o, TriggerCheckpoint)] == [after]
@@ -484,7 +489,7 @@ def test_one_that_is_stopped_is_passed_over_and_the_next_is_not() -> None:
 def test_what_a_signal_brought_is_no_pause(signalled: tuple[Signalled, ...]) -> None:
     """The load fell since it was stopped: its own pause may bring nothing at all."""
     hold = replace(HOLD, outage=replace(OUTAGE, load_at_start=2.0), paused_load=1.0, settle_by_s=99.0)
-    at = turn(replace(A, told_pause=True, activity=Activity.PAUSED), phase=hold)
+    at = turn(replace(A, pause_ordered=True, activity=Activity.PAUSED), phase=hold)
     at.update(owed=signalled)
     lifecycle.learn_drop(at, hold)
     assert [name for name, _ in at.state.learned.pauses] == ([] if signalled else ["a"])
@@ -497,7 +502,7 @@ def test_a_pause_counts_when_it_was_heard() -> None:
         (Done(at_s=100.0, action=pause, took_s=0.1), True),
         (Failed(at_s=100.0, action=pause, took_s=0.1, reason="no answer"), False),
     ):
-        at = turn(replace(A, told_pause=True))
+        at = turn(replace(A, pause_ordered=True))
         lifecycle.handle(at, outcome)
         assert only(at).paused is paused
     lifecycle.handle(turn(B), Done(at_s=100.0, action=pause, took_s=0.1))
@@ -506,10 +511,10 @@ def test_a_pause_counts_when_it_was_heard() -> None:
 def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
     """The word was on its way when the next outage said pause: to this one, in this outage, and to nobody else."""
     word = ResumeTrainer(id="r-1", by_s=110.0, trainer="a", outage="earlier")
-    at = turn(replace(A, told_pause=True), replace(B, told_pause=True))
+    at = turn(replace(A, pause_ordered=True), replace(B, pause_ordered=True))
     lifecycle.handle_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
     assert [(o.trainer, o.outage) for o in at.actions if isinstance(o, PauseTrainer)] == [("a", "o")]
-    for changes in ({"told_pause": False}, {"told_pause": True, "activity": Activity.GONE}):
+    for changes in ({"pause_ordered": False}, {"pause_ordered": True, "activity": Activity.GONE}):
         at = turn(replace(A, **changes))  # type: ignore[arg-type]
         lifecycle.handle_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
         assert at.actions == []
@@ -541,7 +546,7 @@ def test_who_settles_the_emergency() -> None:
     [
         ({}, True),
         ({"in_flight": flight(copied=True)}, False),  # the write goes on beside training
-        ({"told_pause": False}, False),  # it trains on anyway
+        ({"pause_ordered": False}, False),  # it trains on anyway
         ({"durable_at_s": 74.9}, True),
         ({"durable_at_s": 80.1}, False),  # 15 s more, for less than 15 s of work
         ({"durable_at_s": 10.0, "checkpoint_s": 120.0}, False),
@@ -557,7 +562,7 @@ def test_who_settles_the_emergency() -> None:
 )
 def test_a_write_holds_a_return_where_it_saves_more_than_it_takes(changes: dict[str, object], *, holds: bool) -> None:
     """And never for ever: what takes twice its time is not waited for."""
-    flying = replace(A, **{"in_flight": flight(), "ordered_at_s": 95.0, "told_pause": True, **changes})  # type: ignore[arg-type]
+    flying = replace(A, **{"in_flight": flight(), "ordered_at_s": 95.0, "pause_ordered": True, **changes})  # type: ignore[arg-type]
     assert lifecycle.holds_return((flying,), 100.0) is holds
     assert not lifecycle.holds_return((), 100.0)
 
@@ -567,10 +572,10 @@ def test_a_write_holds_a_return_where_it_saves_more_than_it_takes(changes: dict[
     [
         ({}, False, False),
         ({"activity": Activity.PAUSED}, True, False),
-        ({"told_pause": True}, True, False),
-        ({"told_pause": True, "activity": Activity.GONE}, False, True),
+        ({"pause_ordered": True}, True, False),
+        ({"pause_ordered": True, "activity": Activity.GONE}, False, True),
         ({"activity": Activity.GONE}, False, False),
-        ({"told_pause": True, "conduct": Conduct.EXIT}, True, True),
+        ({"pause_ordered": True, "conduct": Conduct.EXIT}, True, True),
         ({"conduct": Conduct.EXIT}, False, False),
     ],
 )
@@ -588,7 +593,7 @@ def test_what_was_true_in_an_outage_is_forgotten_with_it() -> None:
     spent = replace(FLYING, activity=Activity.PAUSED, checkpoint=GivenUp(because="f", tries=1))
     at = turn(spent, phase=HOLD)
     lifecycle.forget_outage(at, resumed=True)
-    assert only(at) == replace(spent, activity=Activity.TRAINING, checkpoint=NotDurable(), told_pause=False)
+    assert only(at) == replace(spent, activity=Activity.TRAINING, checkpoint=NotDurable(), pause_ordered=False)
 
 
 def test_a_living_one_that_is_seen_again_keeps_what_it_was_told() -> None:
@@ -661,7 +666,7 @@ def test_where_no_step_is_known_none_is_said_to_be_lost() -> None:
 def test_online_too_what_was_true_is_forgotten() -> None:
     at = turn(replace(FLYING, checkpoint=Durable()), phase=Online())
     lifecycle.forget_outage(at, resumed=False)
-    assert (only(at).checkpoint, only(at).told_pause) == (NotDurable(), False)
+    assert (only(at).checkpoint, only(at).pause_ordered) == (NotDurable(), False)
 
 
 @pytest.mark.parametrize("outage", ["battery", "utility"])

@@ -95,7 +95,7 @@ def test_what_a_trainer_told_once_stands_until_it_tells_again() -> None:
     at = turn(A)
     assert seen(at, checkpoint_s=7.0).checkpoint_s == 7.0
     later = seen(at)
-    assert (later.told_s, later.checkpoint_s) == (7.0, 7.0)
+    assert (later.reported_s, later.checkpoint_s) == (7.0, 7.0)
 
 
 def test_what_was_measured_of_this_trainer_counts_when_it_is_seen() -> None:
@@ -215,7 +215,7 @@ def test_who_has_a_checkpoint_or_has_given_up_holds_nobody_up() -> None:
 HOLD = Holding(
     outage=Outage(id="o", since_s=900.0, grade=Grade.FULL, load_at_start=0.75), began_s=950.0, settle_by_s=980.0
 )
-PAUSED = replace(A, told_pause=True, activity=Activity.PAUSED)
+PAUSED = replace(A, pause_ordered=True, activity=Activity.PAUSED)
 DROP = Drop(before=0.75, after=0.4, at_s=1000.0)
 
 

@@ -25,8 +25,8 @@ from powerguard.core.model.state import (
     OnBattery,
     Online,
     Outage,
-    OwnBefore,
-    OwnHeard,
+    OwnLoadAtPause,
+    OwnLoadReport,
     Phase,
     Recovery,
     Shutdown,
@@ -78,7 +78,7 @@ def test_an_alarm_is_told_when_it_begins_and_when_it_ends() -> None:
     at.set_alarm("a", "why", holds=True)
     at.set_alarm("b", "why", holds=True)
     at.set_alarm("a", "why", holds=False)
-    assert at.state.told == ("b",)
+    assert at.state.alarms == ("b",)
     assert at.notes[2].level is Level.WARNING
 
 
@@ -112,11 +112,11 @@ OURS = replace(POLICY, rating_w=5000.0, shared=Shared(hosts=4))
 
 def shared(now_w: float | None, now_s: float) -> Turn:
     """A look at a hold whose pause should lower this host from 1500 to 900 W. None: nothing measures it."""
-    before = (OwnBefore(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
+    before = (OwnLoadAtPause(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
     phase = Holding(
         outage=OUTAGE, began_s=50.0, paused_at_s=40.0, paused_load=0.6, settle_by_s=100.0, own=before, own_drop=0.12
     )
-    known = OwnHeard(source=OwnSource.BMC, watts=now_w or 0.0, at_s=now_s - 1.0, since_s=now_s - 1.0)
+    known = OwnLoadReport(source=OwnSource.BMC, watts=now_w or 0.0, at_s=now_s - 1.0, since_s=now_s - 1.0)
     state = State(phase=phase, battery=Battery(load=0.9), own=() if now_w is None else (known,))
     at = Turn(OURS, state, now_s)
     at.watch_load(phase)
@@ -149,7 +149,7 @@ def test_a_pause_on_a_shared_ups_is_judged_by_this_hosts_draw(
     at = shared(now_w, now_s)
     expected = [(f"{raised}_raised", because, Level.ERROR if now_w else Level.WARNING)] if raised else []
     assert [(note.event, note.because, note.level) for note in at.notes] == expected
-    assert at.state.told == ((raised,) if raised else ())
+    assert at.state.alarms == ((raised,) if raised else ())
 
 
 def test_alarms_of_a_shared_ups_end_with_their_cause() -> None:
@@ -161,7 +161,7 @@ def test_alarms_of_a_shared_ups_end_with_their_cause() -> None:
         at = shared(1400.0 if raised == "load_not_fallen" else None, 100.0)
         phase = at.state.phase
         assert isinstance(phase, Holding)
-        known = () if now_w is None else (OwnHeard(source=OwnSource.BMC, watts=now_w, at_s=109.0, since_s=109.0),)
+        known = () if now_w is None else (OwnLoadReport(source=OwnSource.BMC, watts=now_w, at_s=109.0, since_s=109.0),)
         later = Turn(OURS, replace(at.state, own=known), 110.0)
         later.watch_load(phase)
         ended = [(note.event, note.because) for note in later.notes if note.event.endswith("_cleared")]

@@ -19,7 +19,7 @@ from powerguard.core.model.state import (
     NodeMarked,
     OnBattery,
     Outage,
-    OwnHeard,
+    OwnLoadReport,
     State,
     Supplied,
     TemporaryPolicy,
@@ -188,7 +188,7 @@ def test_a_model_that_is_only_just_possible_stays(changes: dict[str, Any]) -> No
 
 def test_a_report_on_the_own_load_that_cannot_be_is_dropped_alone() -> None:
     """It is from the future, or it has said the same for longer than it has said anything."""
-    just = OwnHeard(source=OwnSource.BMC, watts=900.0, at_s=LATEST_S, since_s=LATEST_S)
+    just = OwnLoadReport(source=OwnSource.BMC, watts=900.0, at_s=LATEST_S, since_s=LATEST_S)
     assert validated(replace(STATE, own=(just,)), AT_S) == (replace(STATE, own=(just,)), ())
     for odd in (replace(just, at_s=LATEST_S + 0.5), replace(just, at_s=900.0, since_s=900.5)):
         kept, dropped = validated(replace(STATE, own=(odd, just)), AT_S)

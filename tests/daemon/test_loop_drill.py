@@ -146,7 +146,7 @@ def test_killed_at_any_stage(tmp_path: Path, stage: str, after_s: float) -> None
         async with world.running() as daemon:
             await until(lambda: daemon.state.drill is None and daemon.state.cap is None, 120.0)
             assert report(daemon).result == ("interrupted" if cut else "passed")
-            assert not any(trainer.told_pause for trainer in daemon.state.trainers)
+            assert not any(trainer.pause_ordered for trainer in daemon.state.trainers)
             await rest(1.0)
         assert not world.training.stands
         assert not world.training.capped

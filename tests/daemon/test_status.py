@@ -109,7 +109,7 @@ def test_a_drop_that_was_seen_counts_in_readiness_too() -> None:
 
 def test_a_runtime_that_falls_too_fast_is_a_reason() -> None:
     daemon = scene("holding")
-    daemon.state = replace(daemon.state, told=("runtime_steep",))
+    daemon.state = replace(daemon.state, alarms=("runtime_steep",))
     assert "runtime_steep" in names(daemon)
     assert is_ready(readiness(daemon))
 
@@ -195,10 +195,10 @@ BROKEN = [
     ("history_lost", lambda d: replace(d, history_lost="what was learned of the battery")),
     ("settings_rejected", lambda d: replace(d, settings_ok=False)),
     ("trainer_stranger", lambda d: replace(d, strangers=("unix:/run/x.sock: served by uid 65534",))),
-    ("unproven_battery", lambda d: replace(d, state=replace(d.state, told=("unproven_battery",)))),
-    ("power_on_stuck", lambda d: replace(d, state=replace(d.state, told=(STUCK,)))),
-    ("power_on_doubtful", lambda d: replace(d, state=replace(d.state, told=(DOUBTFUL,)))),
-    ("other", lambda d: replace(d, state=replace(d.state, told=("a_name_of_tomorrow",)))),
+    ("unproven_battery", lambda d: replace(d, state=replace(d.state, alarms=("unproven_battery",)))),
+    ("power_on_stuck", lambda d: replace(d, state=replace(d.state, alarms=(STUCK,)))),
+    ("power_on_doubtful", lambda d: replace(d, state=replace(d.state, alarms=(DOUBTFUL,)))),
+    ("other", lambda d: replace(d, state=replace(d.state, alarms=("a_name_of_tomorrow",)))),
     (
         "training_paused",
         lambda d: replace(

@@ -18,7 +18,17 @@ from powerguard.core.model.actions import Action, Detail, Grade
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import Online, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.boots import TAIL_S, LastWord, PoweredOff, last_word, later, measure, parse, read_mark, took_s
+from powerguard.daemon.boots import (
+    TAIL_S,
+    LastKnownMoment,
+    PoweredOff,
+    last_word,
+    later,
+    measure,
+    parse,
+    read_mark,
+    took_s,
+)
 from powerguard.daemon.journal import Line
 from powerguard.daemon.loop import Loop
 from powerguard.effectors.child import Ended, run_child
@@ -86,10 +96,10 @@ async def power_off(world: World) -> Line:
 
 
 @contextlib.asynccontextmanager
-async def measuring(world: World, spawn: Journalctl, mark: LastWord | None = None) -> AsyncIterator[Loop]:
+async def measuring(world: World, spawn: Journalctl, mark: LastKnownMoment | None = None) -> AsyncIterator[Loop]:
     """A daemon of this boot, with the task that looks back; in virtual time no file can be read beside the loop."""
 
-    async def mark_of(_boot: str) -> LastWord | None:
+    async def mark_of(_boot: str) -> LastKnownMoment | None:
         return mark
 
     async with world.running() as daemon:
@@ -132,7 +142,7 @@ async def test_a_stop_is_measured_where_no_journal_is_kept(tmp_path: Path) -> No
     world = world_of(tmp_path)
     latch = await power_off(world)
     world.next_boot(NEXT)
-    mark = LastWord(wall_s=latch.wall + 31.0, monotonic_s=latch.at_s + 31.0, stopped=True)
+    mark = LastKnownMoment(wall_s=latch.wall + 31.0, monotonic_s=latch.at_s + 31.0, stopped=True)
     async with measuring(world, Journalctl(returncode=1), mark) as daemon:
         assert stops(daemon) == (pytest.approx(31.0 + TAIL_S),)
 
@@ -244,8 +254,8 @@ async def test_dry_run_stops_nothing(tmp_path: Path) -> None:
 ORDER = PoweredOff(boot_id=BOOT, latched_at_s=900.0, latched_wall_s=EPOCH_S, grade=Grade.FULL, force_s=110.0)
 
 
-def word(seconds: float, *, stopped: bool = True, drift_s: float = 0.0) -> LastWord:
-    return LastWord(wall_s=EPOCH_S + seconds + drift_s, monotonic_s=900.0 + seconds, stopped=stopped)
+def word(seconds: float, *, stopped: bool = True, drift_s: float = 0.0) -> LastKnownMoment:
+    return LastKnownMoment(wall_s=EPOCH_S + seconds + drift_s, monotonic_s=900.0 + seconds, stopped=stopped)
 
 
 @pytest.mark.parametrize(("seconds", "drift_s"), [(0.0, 0.0), (31.0, 0.0), (31.0, 4.9), (31.0, -4.9), (110.0, 0.0)])
@@ -265,7 +275,7 @@ def test_a_stop_in_order_counts_with_its_tail(seconds: float, drift_s: float) ->
         ("journalctl: no", "journalctl: no"),
     ],
 )
-def test_what_cannot_be_believed_is_no_sample(last: LastWord | str, because: str) -> None:
+def test_what_cannot_be_believed_is_no_sample(last: LastKnownMoment | str, because: str) -> None:
     told = took_s(ORDER, last)
     assert isinstance(told, str)
     assert because in told
@@ -364,8 +374,8 @@ def test_an_answer_that_is_none(raw: bytes) -> None:
 
 
 def test_another_boots_entry_is_not_taken() -> None:
-    assert parse(entry(1.0, 2.0), PLAIN) == LastWord(wall_s=1.0, monotonic_s=2.0, stopped=True)
-    assert parse(entry(1.0, 2.0, message_id="x"), PLAIN) == LastWord(wall_s=1.0, monotonic_s=2.0, stopped=False)
+    assert parse(entry(1.0, 2.0), PLAIN) == LastKnownMoment(wall_s=1.0, monotonic_s=2.0, stopped=True)
+    assert parse(entry(1.0, 2.0, message_id="x"), PLAIN) == LastKnownMoment(wall_s=1.0, monotonic_s=2.0, stopped=False)
     assert isinstance(parse(entry(1.0, 2.0, boot=NEXT.replace("-", "")), PLAIN), str)
 
 
@@ -437,7 +447,7 @@ def test_the_last_word_of_a_real_journald(how: str, stopped: bool) -> None:
     ended = subprocess.run(argv, capture_output=True, timeout=100, check=False)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
     told = parse(ended.stdout, boot)
-    assert isinstance(told, LastWord), ended.stderr
+    assert isinstance(told, LastKnownMoment), ended.stderr
     assert told.stopped is stopped
     assert before[0] <= told.wall_s <= time.time()
     assert before[1] <= told.monotonic_s <= time.monotonic()

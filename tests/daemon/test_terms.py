@@ -138,13 +138,13 @@ def test_checkpoint() -> None:
     daemon = scene()
     assert term(daemon, "checkpoint_s.llm").source == "reported by the trainer"
     assert term(taught(), "checkpoint_s.llm").source == "q95 of 4 measured"
-    trainer = replace(daemon.state.trainers[0], told_s=None)
+    trainer = replace(daemon.state.trainers[0], reported_s=None)
     daemon.state = replace(daemon.state, trainers=(trainer,))
     assert term(daemon, "checkpoint_s.llm").source.startswith("settings: checkpoint_s, else twice size")
     daemon.state = replace(daemon.state, trainers=(replace(trainer, name="found"),))
     assert term(daemon, "checkpoint_s.found").source.startswith("default: neither")
     once = Learned(needs=(Need(of="checkpoint", name="llm", seconds=(12.0,)),))
-    daemon.state = replace(daemon.state, trainers=(replace(trainer, told_s=20.0),), learned=once)
+    daemon.state = replace(daemon.state, trainers=(replace(trainer, reported_s=20.0),), learned=once)
     assert term(daemon, "checkpoint_s.llm").source == "reported by the trainer, more than 1 measured"
 
 

@@ -37,7 +37,7 @@ from powerguard.core.model.state import (
     OnBattery,
     Online,
     Outage,
-    OwnHeard,
+    OwnLoadReport,
     Phase,
     Recovery,
     Shutdown,
@@ -148,7 +148,7 @@ TRAINER = Trainer(
     name="llm",
     conduct=Conduct.PAUSE,
     checkpoint_s=20.0,
-    told_s=20.0,
+    reported_s=20.0,
     disk="nvme0",
     step=48211,
     step_s=1.2,
@@ -234,7 +234,7 @@ def scene(name: str = "online") -> Watched:
         trainer = replace(
             trainer,
             in_flight=CheckpointInFlight(order="a-1", eta_at_s=NOW_S + 12.0),
-            told_pause=True,
+            pause_ordered=True,
             ordered_at_s=NOW_S - 5.0,
             checkpoint=NotDurable(tries=1),
         )
@@ -245,7 +245,7 @@ def scene(name: str = "online") -> Watched:
             trainer,
             activity=Activity.PAUSED,
             checkpoint=Durable(),
-            told_pause=True,
+            pause_ordered=True,
             durable_at_s=NOW_S - 20.0,
             durable_step=48214,
         )
@@ -323,7 +323,7 @@ def taught(name: str = "online") -> Watched:
     battery = replace(daemon.state.battery, model=model, health=0.8008)
     if name == "online":
         battery = replace(battery, charged=0.8008, gauge=0.9, left=0.8008)
-    trainer = replace(daemon.state.trainers[0], checkpoint_s=19.0 * 1.125, told_s=25.0)
+    trainer = replace(daemon.state.trainers[0], checkpoint_s=19.0 * 1.125, reported_s=25.0)
     daemon.state = replace(daemon.state, battery=battery, learned=learned, trainers=(trainer,))
     daemon.policy = fold(replace(daemon.policy, runtime_table=()), learned)
     return daemon
@@ -379,12 +379,12 @@ def running_drill() -> Watched:
         part=DrillStage(
             name="pause", at_s=NOW_S - 6.0, by_s=NOW_S + 39.0, coming=("resume", "policy", "sync", "record")
         ),
-        told=("llm",),
+        ordered_to_pause=("llm",),
         paused=("llm",),
         load=0.62,
         figures=(("load_before", 0.62), ("checkpoint_expected_s", 21.375), ("checkpoint_s", 18.4)),
     )
-    paused = replace(daemon.state.trainers[0], activity=Activity.PAUSED, told_pause=True)
+    paused = replace(daemon.state.trainers[0], activity=Activity.PAUSED, pause_ordered=True)
     daemon.state = replace(daemon.state, drill=drill, trainers=(paused,))
     return daemon
 
@@ -393,8 +393,8 @@ def shared() -> Watched:
     """Return a daemon on a UPS that three hosts share: its GPUs measure this one, and its BMC is silent."""
     calm = scene()
     own = (
-        OwnHeard(source=OwnSource.BMC, watts=1480.0, at_s=NOW_S - 400.0, since_s=NOW_S - 400.0),
-        OwnHeard(source=OwnSource.GPU, watts=1100.0, at_s=NOW_S - 3.0, since_s=NOW_S - 3.0),
+        OwnLoadReport(source=OwnSource.BMC, watts=1480.0, at_s=NOW_S - 400.0, since_s=NOW_S - 400.0),
+        OwnLoadReport(source=OwnSource.GPU, watts=1100.0, at_s=NOW_S - 3.0, since_s=NOW_S - 3.0),
     )
     policy = replace(calm.policy, rating_w=5400.0, shared=Shared(hosts=3), shed=Shed(tier=0, highest=1))
     return replace(calm, policy=policy, state=replace(calm.state, own=own))

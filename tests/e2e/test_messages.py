@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from powerguard.daemon.journal.journal import WorkerThread
-from powerguard.daemon.notify.hearing import Message
+from powerguard.daemon.notify.composer import Message
 from powerguard.daemon.notify.queue import Queue
 from powerguard.sim.demo.story import numbers
 from tests.e2e.rig import ROOMY, Rig, rig

@@ -18,15 +18,15 @@ import pytest
 
 from powerguard.clock import boot_id, boottime_s
 from powerguard.effectors.gpu import helper as gpu
-from powerguard.effectors.root_helper import KeptError, KeptFolder, RefusedError, read_line, told_object
+from powerguard.effectors.root_helper import BootFolder, KeptError, RefusedError, parse_object, read_line
 from powerguard.effectors.signals import helper as signals
 
 WORDS = {"helper": "powerguard-x", "file": "kept.json", "by_hand": "mend it by hand"}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> KeptFolder:
-    return KeptFolder(tmp_path, **WORDS)
+def folder(tmp_path: Path) -> BootFolder:
+    return BootFolder(tmp_path, **WORDS)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def test_a_word_whose_caller_has_gone_is_not_carried_out_late(word: str, *, wait
     assert ("no longer waits" in ended.stdout) is not is_done
 
 
-def test_what_was_kept_comes_back(folder: KeptFolder) -> None:
+def test_what_was_kept_comes_back(folder: BootFolder) -> None:
     assert folder.load() is None
     folder.keep({"what": [1, 2]})
     assert folder.load() == {"schema_version": 1, "boot_id": boot_id(), "what": [1, 2]}
@@ -77,7 +77,7 @@ def test_what_was_kept_comes_back(folder: KeptFolder) -> None:
     assert folder.load() is None
 
 
-def test_a_disk_that_fills_up_leaves_what_was_kept_before(folder: KeptFolder) -> None:
+def test_a_disk_that_fills_up_leaves_what_was_kept_before(folder: BootFolder) -> None:
     """Half a file in its place, and nobody would ever be let go on: not by a word, not by the watch."""
     folder.keep({})
     with full_disk(), pytest.raises(KeptError, match=r"kept\.json: cannot write: File too large .*make room"):
@@ -86,14 +86,14 @@ def test_a_disk_that_fills_up_leaves_what_was_kept_before(folder: KeptFolder) ->
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 3000, '{"boot_id": 1}', '{"boot_id": "BOOT"}', "\xff"])
-def test_what_makes_no_sense_is_left_for_a_person(folder: KeptFolder, text: str) -> None:
+def test_what_makes_no_sense_is_left_for_a_person(folder: BootFolder, text: str) -> None:
     (folder.path / "kept.json").write_bytes(text.replace("BOOT", boot_id()).encode("latin-1"))
     with pytest.raises(KeptError, match="mend it by hand, then remove it"):
         folder.load()
     assert (folder.path / "kept.json").exists()
 
 
-def test_what_another_boot_has_left_is_removed(folder: KeptFolder) -> None:
+def test_what_another_boot_has_left_is_removed(folder: BootFolder) -> None:
     """Also where a newer powerguard wrote it."""
     (folder.path / "kept.json").write_text(json.dumps({"schema_version": 9, "boot_id": "another"}), encoding="ascii")
     assert folder.load() is None
@@ -102,7 +102,7 @@ def test_what_another_boot_has_left_is_removed(folder: KeptFolder) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("how", [{"mode": 0o777}, {"mode": 0o775}, {"owner": 65534}])
-def test_a_folder_in_which_others_can_write_is_not_believed(folder: KeptFolder, how: dict[str, Any]) -> None:
+def test_a_folder_in_which_others_can_write_is_not_believed(folder: BootFolder, how: dict[str, Any]) -> None:
     """Whoever could write there could have root signal anybody: a process of root that was "stopped", say."""
     folder.keep({})
     folder.path.chmod(how.get("mode", 0o755))
@@ -111,7 +111,7 @@ def test_a_folder_in_which_others_can_write_is_not_believed(folder: KeptFolder, 
         folder.load()
 
 
-def test_a_hold_of_the_future_or_of_nonsense_holds_nothing(folder: KeptFolder) -> None:
+def test_a_hold_of_the_future_or_of_nonsense_holds_nothing(folder: BootFolder) -> None:
     assert folder.held_s() == 0.0
     for text in ("garbage", "nan", "inf", "-1", str(boottime_s() + 1000)):
         (folder.path / "held").write_text(text, encoding="ascii")
@@ -122,11 +122,11 @@ def test_a_hold_of_the_future_or_of_nonsense_holds_nothing(folder: KeptFolder) -
     assert (folder.path / "held").stat().st_ino == before, "on a disk that is full there is no room for another one"
 
 
-def test_a_lock_that_cannot_be_had_is_told(folder: KeptFolder) -> None:
+def test_a_lock_that_cannot_be_had_is_told(folder: BootFolder) -> None:
     (folder.path / "lock").symlink_to(folder.path / "elsewhere")
     with pytest.raises(KeptError, match=r"lock: .*remove it"), folder.locked(boottime_s()):
         pass
-    nowhere = KeptFolder(folder.path / "none", **WORDS)
+    nowhere = BootFolder(folder.path / "none", **WORDS)
     with pytest.raises(KeptError, match=r"systemctl enable --now powerguard-x\.socket"), nowhere.locked(boottime_s()):
         pass
 
@@ -140,7 +140,7 @@ def test_on_a_disk_that_has_become_read_only_what_was_kept_is_still_read_under_t
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("root may not mount here (a container)")
     try:
-        folder = KeptFolder(mounted, **WORDS)
+        folder = BootFolder(mounted, **WORDS)
         with folder.locked(boottime_s()):
             folder.keep({"what": 1})
         subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
@@ -219,7 +219,7 @@ def heard(line: bytes) -> Mapping[str, object]:
     finally:
         os.close(reading)
     assert told is not None
-    return told_object(told)
+    return parse_object(told)
 
 
 @pytest.mark.parametrize(

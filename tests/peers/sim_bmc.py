@@ -79,7 +79,7 @@ class SimBmc(bmc.SimBmc):
     async def set_faults(self, faults: Faults) -> None:
         """Misbehave otherwise from now on; returns when the BMC has heard it."""
         seen = len(self.heard)
-        await self.tell({"faults": asdict(faults)})
+        await self.send({"faults": asdict(faults)})
         await self.wait_until(lambda: "faults" in self.heard[seen:])
 
     async def wait_until(self, reached: Callable[[], bool], limit_s: float = 60.0) -> None:

@@ -23,7 +23,7 @@ from powerguard.sentinel.decide import Intent
 from powerguard.sentinel.main import reads
 from powerguard.sentinel.options import SentinelHost, SentinelSettings, SentinelUps
 from powerguard.sentinel.run import Sentinel, SentinelPorts, moment_of
-from powerguard.sentinel.server import Door, server
+from powerguard.sentinel.server import HostRequests, server
 from powerguard.sentinel.store import IntentFile, IntentStore
 from powerguard.ups.base import Publish, Source
 from powerguard.ups.nut.options import NutOptions
@@ -117,7 +117,7 @@ class Rig:
 
     settings: SentinelSettings
     sentinel: Sentinel
-    door: Door
+    door: HostRequests
     port: int
     folder: Path
     chassis: dict[str, Chassis]
@@ -222,7 +222,7 @@ async def running(
         await keeper.load()
         sentinel = Sentinel(told, keeper, ports)
         keys = {name: KEYS.get(name, KEYS["n1"]) for name in told.hosts}
-        door = Door(keys, sentinel, boottime_s)
+        door = HostRequests(keys, sentinel, boottime_s)
         task = tasks.create_task(sentinel.run())
         async with server(door, reads(sentinel, door, page_key), listen="127.0.0.1", port=0, tls=tls) as port:
             scheme = "http" if tls is None else "https"

@@ -15,11 +15,11 @@ from powerguard.sentinel.decide import Intent
 from powerguard.sentinel.store import (
     MAX_BYTES,
     Clocks,
-    Given,
     IntentFile,
     IntentFileError,
     IntentStore,
     IntentTable,
+    StoredOrders,
     decode,
     encode,
 )
@@ -45,7 +45,7 @@ TABLE = IntentTable(
         "n2": replace(INTENT, host="n2", tries=0, tried_s=None, was_off=False, on_since_s=None, on_at_s=None),
     },
     last_order_s=4990.0,
-    given={"n3": Given(host="n3", outage="o0", orders=1)},
+    given={"n3": StoredOrders(host="n3", outage="o0", orders=1)},
 )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerguard.effectors.trainer.options import TrainerOptions
-from powerguard.settings.load import MAX_TOLD, Files, SettingsError, load, load_with_origins, read_files, validate
+from powerguard.settings.load import MAX_REPORTED, Files, SettingsError, load, load_with_origins, read_files, validate
 from powerguard.settings.schema import Settings, json_schema
 from powerguard.yamlfile import Document
 from tests.golden import Golden
@@ -426,7 +426,7 @@ def test_a_hostile_file_is_refused_soon_and_briefly(tmp_path: Path, text: str) -
     began_s = time.process_time()
     told = mistakes(tmp_path, text)
     assert time.process_time() - began_s < 15
-    assert len(told) <= MAX_TOLD + 1
+    assert len(told) <= MAX_REPORTED + 1
     assert max(map(len, told)) < 600
 
 

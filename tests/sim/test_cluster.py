@@ -11,7 +11,7 @@ import pytest
 from powerguard.cli.main import main
 from powerguard.cli.shared import EX_USAGE
 from powerguard.sim.cluster.play import Plan, Play, draw_plan, play
-from powerguard.sim.cluster.slurmctld import Deed, Fault
+from powerguard.sim.cluster.slurmctld import ClusterEvent, Fault
 from powerguard.sim.world.site import Bin, ClusterSite, OutageSite, Site, UpsSite
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def play_of(one: Plan) -> list[float]:
 
 
 def test_a_person_who_drains_a_node_keeps_it() -> None:
-    told = played(plan(deeds=(Deed(-5.0, "drain", 1), Deed(100.0, "drain", 2))))
+    told = played(plan(deeds=(ClusterEvent(-5.0, "drain", 1), ClusterEvent(100.0, "drain", 2))))
     assert told.violations == []
     assert told.played().reported == 2
 
@@ -103,8 +103,8 @@ def test_a_job_that_is_requeued_twice_is_found() -> None:
     stay = [replace(scene, cuts=()) for scene in three.scenes[1:]]
     told = Play(replace(three, scenes=(three.scenes[0], *stay)), SITE)
     told.slurm._ended = lambda **_: None  # type: ignore[method-assign] # Slurm leaves it running
-    first = told.members[0]._say
-    told.members[0]._say = lambda action: [first(action) for _ in range(2)] and None  # type: ignore[method-assign]
+    first = told.members[0]._ask_helper
+    told.members[0]._ask_helper = lambda action: [first(action) for _ in range(2)] and None  # type: ignore[method-assign]
     told.run()
     assert "no job is requeued twice for one outage" in told.violations[0]
 

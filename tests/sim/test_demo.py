@@ -74,7 +74,7 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
         wait_for(lambda: of_group(process.pid) == [], 60.0)
     told = json.loads(out)
     assert told["safe"] is True
-    assert [check["told"] for check in told["checks"] if not check["holds"]] == []
+    assert [check["observed"] for check in told["checks"] if not check["holds"]] == []
     assert skeleton(told) == SKELETON
     assert "SNMP v2c over UDP" in told["real"]
 
@@ -82,7 +82,7 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
     assert {"powerguard.yaml", "journal.sqlite", "checkpoints", "daemon.log", "trainer.log", "outage-3.html"} <= names
     assert not [path.name for path in kept.rglob("*") if path.is_socket()]
     (long,) = [check for check in told["checks"] if check["name"] == "the last checkpoint is durable and verified"]
-    assert f"stored {verified_step(kept / 'checkpoints')}," in long["told"]
+    assert f"stored {verified_step(kept / 'checkpoints')}," in long["observed"]
     with read_only(kept / "journal.sqlite") as db:
         outcomes = [record.outcome for record in reversed(history(db, 10))]
     assert outcomes[:2] == ["ridden_through", "resumed_in_place"]
@@ -118,7 +118,7 @@ def test_three_hosts_on_one_ups(folder: Path) -> None:
         assert process.returncode == 0, err + out
         wait_for(lambda: of_group(process.pid) == [], 60.0)
     told = json.loads(out)
-    assert [check["told"] for check in told["checks"] if not check["holds"]] == []
+    assert [check["observed"] for check in told["checks"] if not check["holds"]] == []
     assert len(told["checks"]) == 9
     assert {each["host"] for each in told["outages"]} == {"llm-1", "llm-2", "batch"}
     for host, outcome in (("llm-1", "resumed_in_place"), ("llm-2", "resumed_in_place"), ("batch", "rehearsed")):

@@ -123,7 +123,7 @@ def test_it_is_the_same_every_time_and_leaves_nothing(first: dict[str, Any], hom
     for outage in first["outages"]:
         assert outage["name"] in ended.stdout
     for check in first["checks"]:
-        assert f"  yes  {check['name']}: {check['told']}" in ended.stdout
+        assert f"  yes  {check['name']}: {check['observed']}" in ended.stdout
     assert "no training was lost" in ended.stdout
     kept = Path(home) / "kept"
     reports = [Path(home) / line.strip() for line in ended.stdout.splitlines() if line.endswith(".html")]

@@ -17,7 +17,7 @@ from powerguard.sim.world.scene import draw
 from powerguard.sim.world.site import ReturnSite, Site
 
 LONG_S = 900.0
-ALL = ReturnFacts(output="cycles", told="cycles", rtc=True, sentinel=True, watchdog=True, late=True)
+ALL = ReturnFacts(output="cycles", declared="cycles", rtc=True, sentinel=True, watchdog=True, late=True)
 MIXED = ReturnSite(
     output_share=0.5,
     aborts_share=0.2,
@@ -62,13 +62,13 @@ def ordered_s(tmp_path_factory: pytest.TempPathFactory) -> float:
 RACE: dict[str, tuple[ReturnFacts, bool, int, int]] = {
     "P alone": (ReturnFacts(), True, 0, 0),
     "A": (ReturnFacts(late=True), False, 0, 1),
-    "B": (ReturnFacts(output="cycles", told="cycles"), False, 1, 0),
+    "B": (ReturnFacts(output="cycles", declared="cycles"), False, 1, 0),
     "B that shows nothing, and A": (
-        ReturnFacts(output="cycles", told="unknown", shows=False, late=True), False, 1, 0
+        ReturnFacts(output="cycles", declared="unknown", shows=False, late=True), False, 1, 0
     ),
-    "B that aborts": (ReturnFacts(output="aborts", told="aborts"), True, 1, 0),
-    "B that aborts, and A": (ReturnFacts(output="aborts", told="aborts", late=True), False, 1, 1),
-    "B that would stay off, and C": (ReturnFacts(output="stays_off", told="stays_off", sentinel=True), False, 0, 0),
+    "B that aborts": (ReturnFacts(output="aborts", declared="aborts"), True, 1, 0),
+    "B that aborts, and A": (ReturnFacts(output="aborts", declared="aborts", late=True), False, 1, 1),
+    "B that would stay off, and C": (ReturnFacts(output="stays_off", declared="stays_off", sentinel=True), False, 0, 0),
     "C": (ReturnFacts(sentinel=True), False, 0, 0),
     "D": (ReturnFacts(watchdog=True), False, 0, 0),
     "E": (ReturnFacts(rtc=True), False, 0, 0),
@@ -117,7 +117,7 @@ def test_all_ways_that_misbehave_hold_nothing_up(tmp_path: Path, manner: Manner)
 @pytest.mark.parametrize("method", [PowerOnMethod.SENTINEL, PowerOnMethod.RTC, PowerOnMethod.WATCHDOG])
 def test_somebody_else_stops_the_host(tmp_path: Path, method: PowerOnMethod) -> None:
     """On battery and before us: armed, and the output is not ours to cut. Called off: taken back."""
-    facts = ReturnFacts(output="cycles", told="cycles", foreign_s=20.0, **{method.value: True})
+    facts = ReturnFacts(output="cycles", declared="cycles", foreign_s=20.0, **{method.value: True})
     told = told_of(tmp_path / "a", facts, length_s=40.0)
     assert (told.stranded, told.sent, told.boots) == (False, 0, 2)
     told = told_of(tmp_path / "b", replace(facts, called_off=True), length_s=40.0)
@@ -126,7 +126,7 @@ def test_somebody_else_stops_the_host(tmp_path: Path, method: PowerOnMethod) -> 
 
 def test_policy_is_put_back_as_it_was(tmp_path: Path) -> None:
     """bmc.policy: bracket. In between it is always-on, or the host would have stayed off after hours."""
-    outage = outage_of(tmp_path / "a", ReturnFacts(bracket=True, output="cycles", told="cycles"))
+    outage = outage_of(tmp_path / "a", ReturnFacts(bracket=True, output="cycles", declared="cycles"))
     told = outage.play()
     assert (told.violations, told.stranded, told.boots) == ((), False, 2)
     assert (outage.hardware.policy, outage.world.always_on) == ("always-off", False)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from powerguard.core.model.actions import PowerOnMethod
-from powerguard.sim.world.back import Back, ReturnFacts, Standing, Waker, draw_returns
+from powerguard.sim.world.back import ArmedMethods, PowerState, ReturnFacts, Waker, draw_returns
 from powerguard.sim.world.chance import Cut
 from powerguard.sim.world.guarded import Guarded
 from powerguard.sim.world.host import Power
@@ -64,7 +64,7 @@ def back_at(end_s: float, facts: ReturnFacts, **changes: object) -> Result:
     return result
 
 
-OUTPUT = ReturnFacts(output="cycles", told="cycles")
+OUTPUT = ReturnFacts(output="cycles", declared="cycles")
 LATE = ReturnFacts(late=True)
 COVERS = {
     "C": ReturnFacts(sentinel=True),
@@ -96,7 +96,7 @@ def test_after_the_commit_with_the_output_counting() -> None:
     end_s = at["ordered"] + 0.1 * (at["off"] - at["ordered"])
     result = back_at(end_s, replace(OUTPUT, late=True))
     assert (result.stranded, result.dirty, result.wakers) == (False, [], [Waker.OUTPUT])
-    aborting = replace(OUTPUT, output="aborts", told="aborts")
+    aborting = replace(OUTPUT, output="aborts", declared="aborts")
     assert back_at(end_s, aborting).stranded, "a UPS that aborts leaves AC on"
     assert not back_at(end_s, replace(aborting, late=True)).stranded, "which excludes no reboot"
 
@@ -130,7 +130,7 @@ def test_between_the_last_look_and_the_power_off_with_the_output() -> None:
 def test_off_before_the_cut_and_the_ups_stays_off(told: str) -> None:
     """A profile that says so is never told to cut, and C covers; one that lies leaves a room without power."""
     end_s = moments(OUTPUT)["off"] + 5.0
-    lies = ReturnFacts(output="stays_off", told=told, sentinel=True)
+    lies = ReturnFacts(output="stays_off", declared=told, sentinel=True)
     assert back_at(end_s, lies).stranded is (told == "cycles")
 
 
@@ -240,12 +240,12 @@ def test_a_site_that_has_nothing_draws_nothing() -> None:
     assert 35 < shares["stays_off"] < 85
 
 
-def standing(*, is_on: bool = False, utility_since_s: float | None = 0.0, off_since_s: float = 5.0) -> Standing:
+def standing(*, is_on: bool = False, utility_since_s: float | None = 0.0, off_since_s: float = 5.0) -> PowerState:
     return {"is_on": is_on, "utility_since_s": utility_since_s, "off_since_s": off_since_s}
 
 
 def test_what_is_armed_acts_in_its_time_and_once() -> None:
-    back = Back(ReturnFacts(rtc=True, watchdog=True))
+    back = ArmedMethods(ReturnFacts(rtc=True, watchdog=True))
     assert back.idle
     back.arm(PowerOnMethod.RTC, 0.0, 100.0)
     back.arm(PowerOnMethod.WATCHDOG, 0.0, 200.0)
@@ -265,13 +265,13 @@ def test_what_is_armed_acts_in_its_time_and_once() -> None:
     ("powered", "works", "wakes"), [(True, True, Waker.RTC), (False, True, None), (True, False, None)]
 )
 def test_a_clock_wakes_a_board_that_has_power_and_obeys(*, powered: bool, works: bool, wakes: Waker | None) -> None:
-    back = Back(ReturnFacts(rtc=True, rtc_works=works))
+    back = ArmedMethods(ReturnFacts(rtc=True, rtc_works=works))
     back.arm(PowerOnMethod.RTC, 0.0, 100.0)
     assert back.acts(100.0, powered=powered, **standing()) is wakes
 
 
 def test_a_sentinel_wants_stable_utility_and_its_time() -> None:
-    back = Back(ReturnFacts(sentinel=True))
+    back = ArmedMethods(ReturnFacts(sentinel=True))
     back.arm(PowerOnMethod.SENTINEL, 0.0, 50.0)
     assert back.next_s(**standing(utility_since_s=None)) == float("inf")
     assert back.next_s(**standing(utility_since_s=60.0)) > 70.0

@@ -15,7 +15,7 @@ from powerguard.core.model.actions import Conduct, EnsurePolicy, PowerOff, Trigg
 from powerguard.core.model.events import CheckpointNow, Done, Failed, OutputSource, Reading, SourceFailed, TrainerSeen
 from powerguard.core.model.policy import Mode, Policy, TrainerPolicy
 from powerguard.daemon.loop import TICK_OUTAGE_S
-from powerguard.sim.replay.play import Deed, Leg, Mark, Recording, Replayed, compare, replay, with_losses
+from powerguard.sim.replay.play import DaemonRun, Mark, RecordedOrder, Recording, Replayed, compare, replay, with_losses
 
 FOLDER = Path(__file__).parent.parent / "replays"
 OPTIONS = {
@@ -77,7 +77,7 @@ def outage(until_s: float, *, every_s: float = 1.0, back_s: float = 1e9) -> tupl
 
 
 def recording(*events: object, policy: Policy = POLICY, **fields: object) -> Recording:
-    leg = Leg(at_s=events[0].at_s, policy=policy, events=events)  # type: ignore[attr-defined, arg-type]
+    leg = DaemonRun(at_s=events[0].at_s, policy=policy, events=events)  # type: ignore[attr-defined, arg-type]
     return Recording(name="r", legs=(leg,), **fields)  # type: ignore[arg-type]
 
 
@@ -118,8 +118,8 @@ def test_what_the_recording_knows_is_answered_so() -> None:
     order = TriggerCheckpoint(id="x-1", by_s=200.0, trainer="llm", reason="on_battery", after=Conduct.PAUSE, outage="o")
     ask = EnsurePolicy(id="x-2", by_s=20.0, outage="o")
     deeds = (
-        Deed(action=order, at_s=84.0, outcome=Failed(at_s=91.0, action=order, took_s=7.0, reason="disk full")),
-        Deed(action=ask, at_s=14.0, outcome=Failed(at_s=15.0, action=ask, took_s=1.0, reason="no answer")),
+        RecordedOrder(action=order, at_s=84.0, outcome=Failed(at_s=91.0, action=order, took_s=7.0, reason="disk full")),
+        RecordedOrder(action=ask, at_s=14.0, outcome=Failed(at_s=15.0, action=ask, took_s=1.0, reason="no answer")),
     )
     told = replay(recording(*outage(180.0), deeds=deeds))
     because = [line.note.because for line in told.lines if line.note and line.note.event == "action_failed"]
@@ -186,14 +186,14 @@ def test_a_recording_that_ends_in_the_power_off_says_that_the_end_is_not_known()
     whole = replay(recording(*outage(500.0)))
     (off,) = (line for line in whole.lines if isinstance(line.action, PowerOff))
     assert isinstance(off.action, PowerOff)
-    assert (whole.phase, whole.before_deadline_s, whole.told) == ("shutdown", None, ())
+    assert (whole.phase, whole.before_deadline_s, whole.remarks) == ("shutdown", None, ())
     end_s = float(int(off.t_s + 0.6 * off.action.force_after_s))
     told = replay(recording(*outage(end_s)))
     assert told.before_deadline_s == pytest.approx(off.t_s + off.action.force_after_s - end_s, abs=1.0)
-    (remark,) = told.told
+    (remark,) = told.remarks
     assert remark.startswith(f"the recording ends {told.before_deadline_s:.0f} s before the power-off's deadline: ")
     dry = replay(recording(*outage(end_s), policy=dataclasses.replace(POLICY, mode=Mode.DRY_RUN)))
-    assert (dry.before_deadline_s, dry.told) == (None, ())
+    assert (dry.before_deadline_s, dry.remarks) == (None, ())
 
 
 def test_a_poll_is_answered_by_the_source_that_tells_next() -> None:
@@ -211,19 +211,19 @@ def test_a_boot_that_today_would_not_have_come_to() -> None:
     """The host was powered off then; with more battery it would not have been: the replay ends there, and says so."""
     large = dataclasses.replace(POLICY, runtime_table=((0.5, 5400.0), (1.0, 2400.0)))
     events = tuple(dataclasses.replace(event, runtime_s=None) for event in outage(100.0))
-    first = Leg(at_s=0.0, policy=large, events=events)
-    second = Leg(at_s=30.0, policy=dataclasses.replace(large, boot_id="next"), shift_s=700.0, events=outage(50.0))
+    first = DaemonRun(at_s=0.0, policy=large, events=events)
+    second = DaemonRun(at_s=30.0, policy=dataclasses.replace(large, boot_id="next"), shift_s=700.0, events=outage(50.0))
     told = replay(Recording(name="r", legs=(first, second)))
     assert (told.phase, told.ended_s) == ("on_battery", 100.0)
-    assert told.told == ("the host was off then; today's decisions had not powered it off when the recording ends",)
+    assert told.remarks == ("the host was off then; today's decisions had not powered it off when the recording ends",)
 
 
 def test_another_boot_is_a_return() -> None:
-    first = Leg(at_s=0.0, policy=POLICY, events=outage(400.0))
+    first = DaemonRun(at_s=0.0, policy=POLICY, events=outage(400.0))
     back = tuple(reading(at_s, "utility", charge_pct=95.0) for at_s in range(30, 60))
     policy = dataclasses.replace(POLICY, boot_id="next")
     trains = TrainerSeen(at_s=59.5, trainer="llm", alive=True, step=7)
-    second = Leg(at_s=30.0, policy=policy, shift_s=1000.0, events=(*back, trains))
+    second = DaemonRun(at_s=30.0, policy=policy, shift_s=1000.0, events=(*back, trains))
     told = replay(Recording(name="r", legs=(first, second)))
     assert told.phase == "online"
     returned = [line for line in told.lines if line.note is not None and line.note.event == "host_returned"]
@@ -236,10 +236,10 @@ def test_a_life_that_ended_at_its_commit_is_not_followed_into_the_next() -> None
     whole = replay(recording(*outage(400.0)))
     latched_s = next(mark.t_s for mark in whole.marks if mark.what == "shutdown")
     (off,) = (line.t_s for line in whole.lines if isinstance(line.action, PowerOff))
-    first = Leg(at_s=0.0, policy=POLICY, events=outage(latched_s), end_s=latched_s)
+    first = DaemonRun(at_s=0.0, policy=POLICY, events=outage(latched_s), end_s=latched_s)
     back_s = latched_s + 5.0
     rows = tuple(event for event in outage(400.0) if event.at_s >= back_s)
-    second = Leg(at_s=back_s, policy=POLICY, events=rows)
+    second = DaemonRun(at_s=back_s, policy=POLICY, events=rows)
     told = replay(Recording(name="r", legs=(first, second)))
     (again,) = (line.t_s for line in told.lines if isinstance(line.action, PowerOff))
     assert off < back_s <= again
@@ -254,10 +254,10 @@ def test_a_life_that_ended_at_its_commit_is_not_followed_into_the_next() -> None
 def test_a_power_off_is_followed_no_further_than_to_the_next_boot(gap_s: float, *, followed: bool) -> None:
     whole = replay(recording(*outage(400.0)))
     latched_s = next(mark.t_s for mark in whole.marks if mark.what == "shutdown")
-    first = Leg(at_s=0.0, policy=POLICY, events=outage(latched_s), end_s=latched_s)
+    first = DaemonRun(at_s=0.0, policy=POLICY, events=outage(latched_s), end_s=latched_s)
     back = tuple(reading(at_s, "utility", charge_pct=95.0) for at_s in range(30, 40))
     policy = dataclasses.replace(POLICY, boot_id="next")
-    second = Leg(at_s=30.0, policy=policy, shift_s=latched_s + gap_s - 30.0, events=back)
+    second = DaemonRun(at_s=30.0, policy=policy, shift_s=latched_s + gap_s - 30.0, events=back)
     told = replay(Recording(name="r", legs=(first, second)))
     returned_s = next(line.t_s for line in told.lines if line.note and line.note.event == "host_returned")
     off = [line.t_s for line in told.lines if isinstance(line.action, PowerOff)]
@@ -297,7 +297,7 @@ def test_what_was_done_is_set_against_what_would_be() -> None:
 
 def test_the_last_tick_of_a_busy_daemon_counts() -> None:
     """It decided a quarter of a second after its last reading, later than ticks are apart; until then it is played."""
-    leg = Leg(at_s=0.0, policy=POLICY, events=outage(13.0), end_s=13.2)
+    leg = DaemonRun(at_s=0.0, policy=POLICY, events=outage(13.0), end_s=13.2)
     assert TICK_OUTAGE_S > 0.2
     assert replay(Recording(name="r", legs=(leg,))).ended_s == 13.2
 
@@ -320,7 +320,7 @@ def test_a_checkpoint_before_the_outage_takes_no_answer_of_one_in_it() -> None:
     order = next(line for line in alone.lines if isinstance(line.action, TriggerCheckpoint))
     assert isinstance(order.action, TriggerCheckpoint)
     done = Done(at_s=order.t_s + 20.0, action=order.action, took_s=20.0, detail=(("step", 7), ("paused", True)))
-    deed = Deed(action=order.action, at_s=order.t_s, outcome=done)
+    deed = RecordedOrder(action=order.action, at_s=order.t_s, outcome=done)
     told = replay(recording(*events, deeds=(deed,), began_s=6.0))
     assert [label for label, _ in orders(told)].count("TriggerCheckpoint") == 2
     assert "ResumeTrainer" in dict(orders(told))
@@ -357,7 +357,7 @@ def test_a_rehearsal_is_not_shown_as_a_power_off(
 def test_done_is_answered_once() -> None:
     """An answer that comes after the outage's own end changes nothing."""
     order = PowerOff(id="x-9", by_s=1.0, outage="o", grade="full", force_after_s=1.0)  # type: ignore[arg-type]
-    deed = Deed(action=order, at_s=0.0, outcome=Done(at_s=5000.0, action=order, took_s=5000.0))
+    deed = RecordedOrder(action=order, at_s=0.0, outcome=Done(at_s=5000.0, action=order, took_s=5000.0))
     told = replay(recording(*outage(400.0), deeds=(deed,)))
     assert told.phase == "shutdown"
     assert told.ended_s <= 440.0

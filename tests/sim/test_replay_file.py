@@ -81,7 +81,7 @@ def test_whose_readings_count(tmp_path: Path) -> None:
         load(str(path), Wanted(policy=None, default=DEFAULT, ups="c"))
     (recording,) = load(str(path), Wanted(policy=None, default=DEFAULT, ups="b"))
     assert recording.legs[0].policy.ups == "b"
-    assert recording.told == ("readings of a are left aside: the feed is b",)
+    assert recording.remarks == ("readings of a are left aside: the feed is b",)
     path.write_text(HEAD + "1,a,s,utility,,,\n", encoding="utf-8")
     (recording,) = load(str(path), Wanted(policy=Policy(boot_id="x", ups="rack-a"), default=DEFAULT))
     assert recording.legs[0].policy.ups == "a"
@@ -109,7 +109,7 @@ def test_a_slow_file_is_fresh_for_three_of_its_own_steps(tmp_path: Path) -> None
     (recording,) = load(str(path), WANTED)
     assert recording.legs[0].policy.stale_s == 90.0
     assert [event.at_s for event in recording.legs[0].events if isinstance(event, SourceFailed)] == [180.0]
-    assert "a reading every 30 s" in recording.told[0]
+    assert "a reading every 30 s" in recording.remarks[0]
 
 
 def test_what_no_source_would_have_told_is_not_told(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_no_source_would_have_told_is_not_told(tmp_path: Path) -> None:
         (0.0, 12.0, 75.0),
         (None, 12.0, 75.0),
     ]
-    assert recording.told == tuple(
+    assert recording.remarks == tuple(
         f"line {line}: {what}"
         for line, what in (
             (3, f"runtime_s 0 is not believed (0 with neither low battery nor a low charge), {NOT_TOLD}; 4 {MORE}"),
@@ -240,7 +240,7 @@ def test_a_trainer_of_an_option_takes_the_place_of_the_recorded_ones() -> None:
     assert {type(deed.action).__name__ for deed in recording.deeds}.isdisjoint(
         {"TriggerCheckpoint", "PauseTrainer", "ResumeTrainer"}
     )
-    assert any("the recording's own trainers" in text for text in recording.told)
+    assert any("the recording's own trainers" in text for text in recording.remarks)
     asked = [mark.whom for mark in replay(recording).marks if mark.what == "TriggerCheckpoint"]
     assert set(asked) == {"llm"}
 
@@ -344,7 +344,7 @@ def test_an_export_without_settings_is_decided_by_the_defaults(tmp_path: Path) -
     (recording,) = load(export(tmp_path, META, TOLD, {"kind": "tomorrow"}, {"kind": "gap"}), WANTED)
     assert recording.legs[0].policy.trainers == DEFAULT.trainers
     assert (recording.name, recording.complete, recording.legs[0].policy.ups) == ("o-1", False, "a")
-    told = "; ".join(recording.told)
+    told = "; ".join(recording.remarks)
     for words in ("settings of then are not in the file", "cut off", "did not keep every reading", "every step"):
         assert words in told
     assert replay(recording).phase == "online"
@@ -375,13 +375,13 @@ def test_an_unbelievable_wall_clock_of_the_next_boot_is_left_aside(tmp_path: Pat
     (now,) = load(export(tmp_path, *lines), WANTED)
     before, after = now.legs[-2:]
     assert after.at_s + after.shift_s == pytest.approx(before.events[-1].at_s + before.shift_s)
-    assert "the wall clock was wrong: how long the host was off is not known" in now.told
+    assert "the wall clock was wrong: how long the host was off is not known" in now.remarks
 
 
 def test_several_outages_in_one_file(tmp_path: Path) -> None:
     found = load(export(tmp_path, META, TOLD, {"kind": "end"}, META | {"outage": "o-2"}, TOLD, {"kind": "end"}), WANTED)
     assert [recording.name for recording in found] == ["o-1", "o-2"]
-    assert not any("cut off" in text for recording in found for text in recording.told)
+    assert not any("cut off" in text for recording in found for text in recording.remarks)
 
 
 WRONG_EXPORTS = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from powerguard.trainer.ranks.machine import NEVER, Move, Stance, State, apply, due, move
+from powerguard.trainer.ranks.machine import NEVER, Move, RankState, State, apply, due, move
 from powerguard.wire import After
 
 
@@ -140,7 +140,7 @@ def test_what_comes_after(entries: tuple[dict[str, Any], ...], held_at: int | No
     state = after(*entries)
     assert (state.held_at, state.leaving) == (held_at, leaving)
     assert state.front is None
-    stance = Stance(taken=9)
+    stance = RankState(taken=9)
     assert due(state, stance) == (NEVER if held_at is None else held_at)
     assert move(state, stance, 4)[0] is Move.GO
     expected = Move.LEAVE if leaving else Move.WAIT if held_at else Move.GO
@@ -172,7 +172,7 @@ def test_a_host_that_leaves_ends_every_rank(entries: tuple[dict[str, Any], ...],
     state = after(*entries)
     assert (state.front, state.held_at, state.departed) == (None, held_at, departed)
     assert state.leaving is not None
-    assert move(state, Stance(taken=9), held_at)[0] is Move.LEAVE
+    assert move(state, RankState(taken=9), held_at)[0] is Move.LEAVE
     assert apply(state, RESUME) == apply(state, ask("late")) == apply(state, DEPART) == state
 
 
@@ -335,8 +335,8 @@ def test_any_log_gives_a_state_that_makes_sense(entries: list[dict[str, Any]]) -
             assert state.back.beside
         assert len(state.past) <= 16
         for at in range(8):
-            action, known = move(state, Stance(), at)
-            assert (action is Move.GO) or (at >= due(state, Stance()))
+            action, known = move(state, RankState(), at)
+            assert (action is Move.GO) or (at >= due(state, RankState()))
             assert action in {Move.GO, Move.WAIT} or known is not None
 
 

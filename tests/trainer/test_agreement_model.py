@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from powerguard.trainer.ranks.machine import Move, Stance, State, apply, due, first_boundary, move
+from powerguard.trainer.ranks.machine import Move, RankState, State, apply, due, first_boundary, move
 from powerguard.wire import After
 
 Said = tuple[tuple[str, Any], ...]
@@ -27,7 +27,7 @@ _KEPT: list[Any] = []
 _PLACES: dict[Any, int] = {}
 
 
-def kept(value: State | Stance) -> int:
+def kept(value: State | RankState) -> int:
     """Return where a value is kept: worlds are compared a million times, and numbers are quick to compare."""
     if value not in _PLACES:
         _PLACES[value] = len(_KEPT)
@@ -45,7 +45,7 @@ class Rank(NamedTuple):
     at: str = RUNNING
     read: int = 0
     state_at: int = kept(State())
-    stance_at: int = kept(Stance())
+    stance_at: int = kept(RankState())
     due: int = 2**63
     stopped: bool = False
     glimpse: int | None = None
@@ -56,8 +56,8 @@ class Rank(NamedTuple):
         return known
 
     @property
-    def stance(self) -> Stance:
-        known: Stance = _KEPT[self.stance_at]
+    def stance(self) -> RankState:
+        known: RankState = _KEPT[self.stance_at]
         return known
 
 

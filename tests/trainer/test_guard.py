@@ -237,7 +237,7 @@ def test_exit_waits_for_the_last_word_and_never_follows_a_failure() -> None:
     time.sleep(0.05)
     is_early = loop.ended_by is not None and time.perf_counter() - asked_s < _LAST_WORDS_S
     assert not is_early, "nobody has read yet that it is durable"
-    loop.guard.requests.tell("b")
+    loop.guard.requests.mark_end_sent("b")
     loop.until(lambda: loop.ended_by is not None)
     loop.end()
 

@@ -511,7 +511,7 @@ def test_exit_waits_until_it_is_durable_and_told(job: Job) -> None:
     assert not ended
     job.disk.gate.set()
     assert job.ended("e").at_paused_step
-    job.requests.tell("e")
+    job.requests.mark_end_sent("e")
     training.join(60)
     assert [stop.code for stop in ended if isinstance(stop, SystemExit)] == [0]
 
@@ -760,7 +760,7 @@ def test_an_end_that_is_asked_for_during_a_save_comes_in_it(job: Job) -> None:
     thread.start()
     told = job.ended("e")
     assert (told.step, told.paused_step) == (step, step)
-    job.requests.tell("e")
+    job.requests.mark_end_sent("e")
     thread.join(60)
     assert ended == [0]
 
@@ -782,7 +782,7 @@ def test_what_a_save_keeps_under_a_name_is_kept_before_training_stands_or_ends(j
     thread.start()
     assert job.ended("e").at_paused_step
     assert [path.name.split("-")[1] for path in (job.folder / "best").iterdir()] == [f"{step:012d}"]
-    job.requests.tell("e")
+    job.requests.mark_end_sent("e")
     job.requests.resume(wait_s=0)
     thread.join(60)
     assert ended == [0 if after == "exit" else step]
@@ -825,7 +825,7 @@ class Slow:
     def __init__(self) -> None:
         self.is_offered, self.gate = threading.Event(), threading.Event()
 
-    def offer(self, saved: SavedCheckpoint, *, asked: bool) -> None:
+    def offer(self, saved: SavedCheckpoint, *, requested: bool) -> None:
         self.is_offered.set()
         assert self.gate.wait(200)
 

@@ -241,7 +241,7 @@ def test_a_fork_that_trains_is_told_that_nothing_is_saved(folder: Path) -> None:
     os.waitpid(child, 0)
     """
     with Training(folder, "every_s=0.001", fork) as training:
-        refusal = "GivenUp: this process is a fork of the one that made the guard (make a Guard here, too); "
+        refusal = "WriteAbandoned: this process is a fork of the one that made the guard (make a Guard here, too); "
         assert training.said == f"{refusal}{refusal}over"
         training.process.terminate()
         assert training.process.communicate(timeout=100)[1].count("its steps are not saved") == 1

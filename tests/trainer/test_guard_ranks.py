@@ -301,7 +301,7 @@ def test_exit_ends_every_rank_after_it_is_durable(folder: Path) -> None:
     world.trigger(0, "e", After.EXIT)
     told = world.ended(0, "e")
     assert told.durable
-    world.ranks[0].guard.requests.tell("e")
+    world.ranks[0].guard.requests.mark_end_sent("e")
     for rank in world.ranks:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)
@@ -410,7 +410,7 @@ def test_who_joins_what_ends_meanwhile_is_told(folder: Path) -> None:
 
 
 class Lost:
-    """The other ranks, as one sees them that has lost them; see `ports.Elsewhere`."""
+    """The other ranks, as one sees them that has lost them; see `requests.RankRequests`."""
 
     holds = False
     hosts_holding = 0
@@ -620,7 +620,7 @@ def test_an_end_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     world, step = evaluating(folder)
     world.trigger(0, "e", After.EXIT)
     assert world.ended(0, "e").step == step
-    world.ranks[0].guard.requests.tell("e")
+    world.ranks[0].guard.requests.mark_end_sent("e")
     for rank in world.ranks:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)
@@ -715,7 +715,7 @@ def test_an_end_during_a_save_of_all_ranks_comes_in_it(folder: Path) -> None:
     world.until(lambda: agreed(world))
     let_save(world)
     assert world.ended(0, "e").step == step
-    world.ranks[0].guard.requests.tell("e")
+    world.ranks[0].guard.requests.mark_end_sent("e")
     for rank in world.ranks:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)

@@ -9,7 +9,7 @@ import pytest
 
 from powerguard.trainer import Guard, Parts, StoreError
 from powerguard.trainer.store.disk import Disk
-from powerguard.trainer.store.folders import Room, folders, look
+from powerguard.trainer.store.folders import RootSpace, folders, look
 from powerguard.trainer.store.manifest import MANIFEST
 from powerguard.trainer.store.store import Store
 from tests.cli.checkpoint_sites import save
@@ -45,7 +45,10 @@ def test_a_full_disk_names_what_is_kept_apart(tmp_path: Path) -> None:
     def said() -> str:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "weights")
         match = "No space left on device: a checkpoint takes "
-        with pytest.raises(OSError, match=match) as caught, Room(root, keep=2, slots=2).told(1 << 60):
+        with (
+            pytest.raises(OSError, match=match) as caught,
+            RootSpace(root, keep=2, slots=2).explaining_full_disk(1 << 60),
+        ):
             raise full
         return str(caught.value)
 

@@ -222,7 +222,7 @@ def test_the_endpoint_answers_as_soon_as_a_host_has_left(folder: Path) -> None:
         listener.join(25)
         assert [one.ended_by for one in (*told, status)] == ["gpu2 has left the job: its power fails"] * 2
         with requests.changed:  # noted once the answer is sent
-            assert requests.changed.wait_for(lambda: requests.departure_told, timeout=25)
+            assert requests.changed.wait_for(lambda: requests.departure_sent, timeout=25)
         assert ask(folder / "s", "POST", "/api/v1/leave", b"[]")[0] == 400
 
 

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from powerguard.trainer import Buffer, Parts
-from powerguard.trainer.loop.checkpointer import Nobody, Order, StoreCheckpointer, Taken
+from powerguard.trainer.loop.checkpointer import Order, SingleProcess, StoreCheckpointer, Taken
 from powerguard.trainer.store.memory import available_bytes, physical_bytes
 from powerguard.trainer.store.store import Store
 
@@ -170,7 +170,7 @@ def test_where_no_memory_can_be_had_old_checkpoints_go_all_the_same(
         for step in (1, 2, 3):
             taken = kept.take(step, 0)
             assert isinstance(taken, Taken)
-            order = Order(reason="test", urgent=False, cancel=Event(), others=Nobody())
+            order = Order(reason="test", urgent=False, cancel=Event(), others=SingleProcess())
             kept.write(taken, lambda *_: None, order)
         with closing(StoreCheckpointer(Parts(dict, lambda _: None), store)) as empty:
             empty.prepare(1 << 47, Event())  # more than there are addresses

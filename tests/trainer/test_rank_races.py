@@ -20,12 +20,12 @@ from powerguard.cli.main import main
 from powerguard.trainer import Guard
 from powerguard.trainer.loop.checkpointer import (
     FunctionCheckpointer,
-    GivenUp,
-    Nobody,
     Order,
+    ReportProgress,
+    SingleProcess,
     StoreCheckpointer,
     Taken,
-    Tell,
+    WriteAbandoned,
 )
 from powerguard.trainer.loop.endpoint import Endpoint
 from powerguard.trainer.loop.requests import RequestQueue
@@ -81,17 +81,17 @@ class Waiting(FunctionCheckpointer):
         super().__init__(lambda _step: OLD)
         self.began, self.gate = threading.Event(), threading.Event()
 
-    def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
+    def write(self, taken: Taken, report: ReportProgress, order: Order) -> SavedCheckpoint:
         """Wait, unless it is called off before it begins."""
         self.began.set()
         assert self.gate.wait(60)
         if order.cancel.is_set():
             msg = "called off"
-            raise GivenUp(msg)
+            raise WriteAbandoned(msg)
         return replace(OLD, step=taken.step)
 
 
-class Seventh(Nobody):
+class Seventh(SingleProcess):
     """The part of others in the seventh generation."""
 
     number = 7

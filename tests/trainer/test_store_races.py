@@ -14,7 +14,7 @@ from types import FrameType
 
 import pytest
 
-from powerguard.trainer.loop.checkpointer import Nobody, Order, StoreCheckpointer, Taken
+from powerguard.trainer.loop.checkpointer import Order, SingleProcess, StoreCheckpointer, Taken
 from powerguard.trainer.store.disk import Disk, DiskFile
 from powerguard.trainer.store.folders import files_in, look
 from powerguard.trainer.store.items import Buffer, Parts
@@ -105,7 +105,7 @@ def test_who_fails_first_is_who_is_named(tmp_path: Path) -> None:
     """The others find its folder gone: they must not be the first to tell of a failure, for they know no reason."""
     told: list[bool] = []
 
-    class Told(Nobody):
+    class Told(SingleProcess):
         """The other ranks, as they hear that one has failed."""
 
         def failed(self, error: Exception) -> None:

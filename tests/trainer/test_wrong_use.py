@@ -12,7 +12,7 @@ import pytest
 
 import powerguard.trainer
 from powerguard.trainer import Buffer, Guard, Parts, StoreError
-from powerguard.trainer.loop.checkpointer import GivenUp
+from powerguard.trainer.loop.checkpointer import WriteAbandoned
 from powerguard.trainer.loop.endpoint import SOCKETS
 from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.folders import newest_in
@@ -34,7 +34,7 @@ def test_a_save_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
     def late() -> None:
         try:
             guard.save(1)
-        except GivenUp as error:
+        except WriteAbandoned as error:
             refused.append(error)
 
     thread = threading.Thread(target=late, daemon=True)
@@ -43,7 +43,7 @@ def test_a_save_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
     assert [str(error) for error in refused] == [
         "the guard is closed (step and save before close(), and before the end of its `with`)"
     ]
-    with pytest.raises(GivenUp, match=r"^the guard is closed"):
+    with pytest.raises(WriteAbandoned, match=r"^the guard is closed"):
         guard.step(2)
 
 

@@ -234,8 +234,8 @@ def _native_at(path: Path, tier: str, seen: Found | Refused | None) -> Entry:
     match seen:
         case Found():
             if (path / SET_ASIDE).exists():
-                told = (path / SET_ASIDE).read_text(encoding="utf-8", errors="replace")[:500].strip()
-                return replace(_native(seen, tier), state="set_aside", because=f"set aside: {told}")
+                reason = (path / SET_ASIDE).read_text(encoding="utf-8", errors="replace")[:500].strip()
+                return replace(_native(seen, tier), state="set_aside", because=f"set aside: {reason}")
             return _native(seen, tier)
         case Refused():
             return replace(blank, state="corrupt" if seen.rotten else "unreadable", because=seen.reason)
@@ -280,10 +280,10 @@ def _sealed(path: Path, tier: str) -> Entry:
     entry = replace(
         entry, step=verdict.seal.step, size_bytes=verdict.seal.size_bytes, created_s=created_s, reason="sealed"
     )
-    return replace(entry, state="corrupt", because=_told(verdict.findings)) if verdict.findings else entry
+    return replace(entry, state="corrupt", because=_summary(verdict.findings)) if verdict.findings else entry
 
 
-def _told(findings: Sequence[object]) -> str:
+def _summary(findings: Sequence[object]) -> str:
     more = f" and {len(findings) - 8} more" if len(findings) > 8 else ""
     return "; ".join(map(str, findings[:8])) + more
 
@@ -322,7 +322,7 @@ def _verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
         except OSError as error:
             return replace(entry, state="unreadable", because=f"{error.filename}: {error.strerror}")
         state = "verified" if verdict.is_whole else "unreadable" if verdict.is_unread else "corrupt"
-        return replace(entry, state=state, because=_told(verdict.findings))
+        return replace(entry, state=state, because=_summary(verdict.findings))
     if entry.found is None or not entry.is_whole:
         return entry
     try:
@@ -333,8 +333,8 @@ def _verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
         return replace(entry, state="corrupt", because=str(error))
     except OSError as error:
         return replace(entry, state="unreadable", because=f"{error.filename}: {error.strerror}")
-    there = entry.found.manifest.ranks - here
-    because = f"{there} of {entry.found.manifest.ranks} shards lie on other hosts" if there else ""
+    elsewhere = entry.found.manifest.ranks - here
+    because = f"{elsewhere} of {entry.found.manifest.ranks} shards lie on other hosts" if elsewhere else ""
     return replace(entry, state="verified", because=because)
 
 
@@ -375,7 +375,7 @@ class Patient:
         self._source.close()
 
 
-def each_chunk(source: Source, shard: Shard, tell: Callable[[int], None]) -> int:
+def each_chunk(source: Source, shard: Shard, progress: Callable[[int], None]) -> int:
     """Read all chunks of a shard, a few at a time, each thread in memory of its own. Returns the bytes."""
     own = threading.local()
     lock = threading.Lock()
@@ -388,7 +388,7 @@ def each_chunk(source: Source, shard: Shard, tell: Callable[[int], None]) -> int
         source.read_chunk(index, own.memory.buffer[: end - start])
         with lock:
             done += end - start
-            tell(done)
+            progress(done)
 
     over_chunks(shard.size_bytes, shard.chunk_bytes, work, threads=_READERS)
     return done

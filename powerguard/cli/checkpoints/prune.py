@@ -58,22 +58,22 @@ def run(args: argparse.Namespace) -> int:
             choices = [each for place in places for each in _choices(place, args, bar)]
         going = [entry for choice in choices for entry in choice.going]
         if not args.json:
-            _tell(choices)
-        if going and not args.yes and (args.json or not _asked(len(going))):
+            _print_choices(choices)
+        if going and not args.yes and (args.json or not _confirmed(len(going))):
             return fail(args, _VERB, "no checkpoint was removed (add --yes to remove them)", 1)
-        gone, left = _remove(going, args)
+        removed, left = _remove(going, args)
     except (PlaceError, RefusedError, TierError, StoreError, OSError) as error:
-        return fail(args, _VERB, _words(error), 1)
+        return fail(args, _VERB, _message(error), 1)
     if args.json:
-        print(json.dumps(_object(choices, gone, left), indent=2))
+        print(json.dumps(_object(choices, removed, left), indent=2))
     elif going:
-        print(f"removed {len(gone)} of {len(going)}")
+        print(f"removed {len(removed)} of {len(going)}")
         for entry, because in left:
             print(f"  {clean(entry.path)}: {clean(because)}")
     return int(bool(left))
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error)
@@ -121,7 +121,7 @@ def _age(entry: Entry) -> tuple[float, float]:
     return (created_s, step) if entry.kind == "native" else (step, created_s)
 
 
-def _tell(choices: list[Choice]) -> None:
+def _print_choices(choices: list[Choice]) -> None:
     now = now_s()
     for word, entries in (
         ("keep, verified just now", [entry for choice in choices for entry in choice.kept]),
@@ -144,7 +144,7 @@ def _tell(choices: list[Choice]) -> None:
         print("no checkpoint to remove")
 
 
-def _asked(count: int) -> bool:
+def _confirmed(count: int) -> bool:
     """Ask, if stdin is a terminal."""
     return sys.stdin.isatty() and agreed(f"remove {count} for good?")
 
@@ -154,7 +154,7 @@ def _asked(count: int) -> bool:
 
 def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], list[tuple[Entry, str]]]:
     """Remove the chosen checkpoints; return the removed ones, and those left with the reason."""
-    gone: list[Entry] = []
+    removed: list[Entry] = []
     left: list[tuple[Entry, str]] = []
     roots: dict[str, list[Entry]] = {}
     for entry in going:
@@ -169,8 +169,8 @@ def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], 
                 if because:
                     left.append((entry, because))
                 else:
-                    gone.append(entry)
-    return gone, left
+                    removed.append(entry)
+    return removed, left
 
 
 def _remover(root: str, args: argparse.Namespace) -> Callable[[Entry], str]:
@@ -226,16 +226,16 @@ def remove_one(path: Path) -> str:
     except FileNotFoundError:  # another process has removed it
         return ""
     except OSError as error:  # must not keep the others
-        return _words(error)
+        return _message(error)
     return ""
 
 
-def _object(choices: list[Choice], gone: list[Entry], left: list[tuple[Entry, str]]) -> dict[str, object]:
+def _object(choices: list[Choice], removed: list[Entry], left: list[tuple[Entry, str]]) -> dict[str, object]:
     now = now_s()
     return {
         "schema_version": 1,
         "object": "checkpoints_prune",
         "kept": [entry.as_json(now) for choice in choices for entry in choice.kept],
-        "removed": [entry.as_json(now) for entry in gone],
+        "removed": [entry.as_json(now) for entry in removed],
         "left": [{"path": entry.path, "because": because} for entry, because in left],
     }

@@ -85,7 +85,7 @@ def restore(source: Path, target: Path, only: Sequence[str], *, progress: Progre
         more = f" and {len(known) - 8} more" if len(known) > 8 else ""
         msg = f"{source}: no file {', '.join(only)}; it has {', '.join(known[:8])}{more}"
         raise FilesError(msg)
-    was_there = target.exists()
+    existed = target.exists()
     try:
         _Copy(source, sealed, progress).run(target, {file.path: file for file in chosen})
         if not only:
@@ -95,7 +95,7 @@ def restore(source: Path, target: Path, only: Sequence[str], *, progress: Progre
                 (target / path).symlink_to(to)
         seal(target, step=sealed.step, part=bool(only))
     except BaseException:
-        for left in list(target.iterdir()) if was_there else [target]:
+        for left in list(target.iterdir()) if existed else [target]:
             shutil.rmtree(left, ignore_errors=True)
             with contextlib.suppress(OSError):  # it was no folder, but a file or a link
                 left.unlink()
@@ -157,7 +157,7 @@ class _Copy:
 
 _VERB: Final = "checkpoints restore"
 _REASON: Final = "restored from "
-_TOLD: Final = 4
+_MOST_NAMES: Final = 4
 
 
 class RestoreError(Exception):
@@ -168,19 +168,19 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     try:
         with _unheard("powerguard.trainer"):
-            told = _undo(Path(args.undo)) if args.undo else _restore(args)
+            result = _undo(Path(args.undo)) if args.undo else _restore(args)
     except (RestoreError, PlaceError, StoreError, SealError, TierError, FilesError) as error:
         return fail(args, _VERB, str(error), 1)
     except OSError as error:
         where = error.filename or args.undo or args.into or args.to
         return fail(args, _VERB, f"{where}: {error.strerror or error}", 1)
     if args.json:
-        print(json.dumps({"schema_version": 1, "object": "checkpoints_restore", **told}, indent=2))
+        print(json.dumps({"schema_version": 1, "object": "checkpoints_restore", **result}, indent=2))
     else:
-        names = told["restored"] if isinstance(told["restored"], list) else []
-        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
-        what = f"{', '.join(names[:_TOLD])}{more} restored from {told['from']}" if told["from"] else "undone"
-        print(f"{clean(told['path'])}: {clean(what)}{clean(told['note'])}")
+        names = result["restored"] if isinstance(result["restored"], list) else []
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        what = f"{', '.join(names[:_MOST_NAMES])}{more} restored from {result['from']}" if result["from"] else "undone"
+        print(f"{clean(result['path'])}: {clean(what)}{clean(result['note'])}")
     return 0
 
 
@@ -255,12 +255,12 @@ def _ask(entry: Entry, target: str, args: argparse.Namespace) -> None:
 def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
     """Roll an object store back to a checkpoint that it has: mark newer ones, so that no resume uses them."""
     tier = tier_at(args.into, **access_of(args))
-    there = tier.found(most=None)
-    if args.only or entry.found is None or entry.found.digest not in {each.digest for each in there}:
+    stored = tier.found(most=None)
+    if args.only or entry.found is None or entry.found.digest not in {each.digest for each in stored}:
         msg = f"{args.into}: an object store can only be rolled back as a whole, to a checkpoint that it has"
         raise RestoreError(msg)
     _ask(entry, args.into, args)
-    others = [each for each in there if each.digest != entry.found.digest]
+    others = [each for each in stored if each.digest != entry.found.digest]
     newer = _newer(entry.found, _committed(entry.found), others)
     for each in newer:
         tier.set_aside(each, f"rolled back to {entry.name}")
@@ -294,7 +294,7 @@ class Native:
             if self._only and base is not None and base.digest != found.digest:
                 self._check_alike(base)
                 saved, names = self._write(store, base, base, bar)
-                return self._told(saved.path, names, f" into a new checkpoint of step {base.step}")
+                return self._result(saved.path, names, f" into a new checkpoint of step {base.step}")
             if self._only:
                 msg = f"{self._target}: its newest checkpoint is the selected one (select an older one with --step N)"
                 raise RestoreError(msg)
@@ -307,7 +307,7 @@ class Native:
         except BaseException:
             shutil.rmtree(self._target, ignore_errors=True)
             raise
-        return self._told(saved.path, names, "")
+        return self._result(saved.path, names, "")
 
     def _roll_back(self, store: Store, bar: Bar) -> dict[str, object]:
         """Make this checkpoint the newest of the root: newer ones are set aside, and can be brought back."""
@@ -326,9 +326,9 @@ class Native:
             Path(each.path).rename(store.root / f"{NEWER}{each.name}")
         Disk().sync_folder(store.root)
         note = f"; {len(newer)} newer ones are set aside there (use --into on other copies, too)"
-        return self._told(path, names or list(self._names()), note)
+        return self._result(path, names or list(self._names()), note)
 
-    def _told(self, path: str, names: list[str], note: str) -> dict[str, object]:
+    def _result(self, path: str, names: list[str], note: str) -> dict[str, object]:
         return {"from": self._found.path, "path": path, "restored": names, "note": note}
 
     def _check_alike(self, base: Found) -> None:
@@ -426,7 +426,7 @@ class Native:
 
 def _undo(target: Path) -> dict[str, object]:
     target = target.absolute()
-    told: dict[str, object] = {"from": "", "path": str(target), "restored": [], "note": ""}
+    result: dict[str, object] = {"from": "", "path": str(target), "restored": [], "note": ""}
     if not target.is_dir() or (target / SEAL).exists():
         msg = f"{target}: has no restore to undo"
         raise RestoreError(msg)
@@ -445,4 +445,4 @@ def _undo(target: Path) -> dict[str, object]:
             raise RestoreError(msg)
         newest = next(iter(_by_commit(store)), None)
         notes.append("no checkpoint is left" if newest is None else f"a resume takes {newest.name}")
-        return {**told, "note": f": {'; '.join(notes)}"}
+        return {**result, "note": f": {'; '.join(notes)}"}

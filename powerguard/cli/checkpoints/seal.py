@@ -40,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
                 done.append(seal(folder, again=args.again, step=args.step, progress=bar.renamed("sealing")))
             except (SealError, OSError) as error:
                 if not args.json and done:
-                    _tell(done)
+                    _print_sealed(done)
                 return fail(args, "seal", _why(error, folder), EX_REFUSED)
     if args.json:
         print(json.dumps(_object(done), indent=2))
     else:
-        _tell(done)
+        _print_sealed(done)
     return 0
 
 
@@ -55,7 +55,7 @@ def _why(error: Exception, folder: str) -> str:
     return str(error)
 
 
-def _tell(done: "list[Sealed]") -> None:
+def _print_sealed(done: "list[Sealed]") -> None:
     paint = Paint(sys.stdout)
     for each in done:
         step = "" if each.seal.step is None else f"step {each.seal.step}, "

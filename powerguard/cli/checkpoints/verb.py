@@ -37,12 +37,12 @@ def places_of(config: str) -> tuple[list[str], str]:
         found, _ = sockets_in(Path(settings.trainer_sockets), uids=(), known=())
         trainers += [TrainerOptions(name=n, url=f"unix:{path}") for n, path in found.items() if path not in known]
     places = [trainer.checkpoint_dir for trainer in settings.trainers if trainer.checkpoint_dir is not None]
-    places += asyncio.run(_told(trainers))
+    places += asyncio.run(_reported_places(trainers))
     unique = list(dict.fromkeys(os.path.normpath(place) for place in places))
     return unique, "" if unique else "name a folder: no trainer reports where its checkpoints are (checkpoint_dir)"
 
 
-async def _told(trainers: Iterable[TrainerOptions]) -> list[str]:
+async def _reported_places(trainers: Iterable[TrainerOptions]) -> list[str]:
     """Ask all trainers at once; one that does not answer in 3 s is skipped."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_ask(trainer)) for trainer in trainers]
@@ -177,7 +177,7 @@ def _export(args: argparse.Namespace) -> int:
         return fail(args, "checkpoints export", str(error), 1)
     except OSError as error:
         return fail(args, "checkpoints export", f"{error.filename or target}: {error.strerror}", 1)
-    told = {
+    result = {
         "from": weights.path,
         "path": str(target.absolute()),
         "step": weights.step,
@@ -186,11 +186,11 @@ def _export(args: argparse.Namespace) -> int:
         "left_out": list(weights.others),
     }
     if args.json:
-        print(json.dumps({"schema_version": 1, "object": "checkpoints_export", **told}, indent=2))
+        print(json.dumps({"schema_version": 1, "object": "checkpoints_export", **result}, indent=2))
     else:
         left = f"; left out, because they are not tensors: {clean(', '.join(weights.others))}" if weights.others else ""
         what = f"{len(weights.tensors)} tensors of step {weights.step}, {amount(size_bytes)}"
-        print(f"{clean(told['path'])}: {what}{left}")
+        print(f"{clean(result['path'])}: {what}{left}")
     return 0
 
 
@@ -217,7 +217,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_object(places, entries, trouble, now_s()), indent=2))
     else:
-        _tell(entries, now_s())
+        _print_entries(entries, now_s())
         for _, because in trouble:
             say(f"powerguard {verb}: {Paint(sys.stderr)('error', 'red')}: {clean(because)}")
     is_bad = any(each.state in ("corrupt", "unreadable") for each in entries)
@@ -240,7 +240,7 @@ def _object(places: list[str], entries: "list[Entry]", trouble: list[tuple[str, 
     }
 
 
-def _tell(entries: "list[Entry]", now: float) -> None:
+def _print_entries(entries: "list[Entry]", now: float) -> None:
     if not entries:
         return
     paint = Paint()
@@ -259,10 +259,10 @@ def _tell(entries: "list[Entry]", now: float) -> None:
     lines = table(rows, indent="")
     at = lines[0].index("state")
     width = max(len(row[4]) for row in rows)
-    told = [paint(lines[0], "dim")]
+    shown = [paint(lines[0], "dim")]
     for entry, line in zip(entries, lines[1:], strict=True):
         state = line[at : at + width]
-        told.append(f"{line[:at]}{paint(state, _COLOURS[entry.state])}{line[at + width :]}")
+        shown.append(f"{line[:at]}{paint(state, _COLOURS[entry.state])}{line[at + width :]}")
         if entry.because:
-            told.append(f"  {clean(entry.because)}")
-    print("\n".join(fold(told)))
+            shown.append(f"  {clean(entry.because)}")
+    print("\n".join(fold(shown)))

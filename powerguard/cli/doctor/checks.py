@@ -26,7 +26,7 @@ from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, supply_
 from powerguard.cli.recover import host_look
 from powerguard.cli.render import NOT_ARMED, Paint, clean, fold, waiting
 from powerguard.cli.secret import HANDED, is_set
-from powerguard.cli.shared import UntoldError
+from powerguard.cli.shared import MissingKeyError
 from powerguard.cli.status import last_known, written
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.decide.machine import step
@@ -139,7 +139,7 @@ def _summary(found: Sequence[Finding]) -> str:
 
 
 @dataclass
-class Ward:
+class CheckContext:
     """State that the checks share."""
 
     args: argparse.Namespace
@@ -171,18 +171,18 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         found = [Finding("settings", "FAIL", problem, "") for problem in error.problems]
         return [*found, *asyncio.run(comeback.sentinel_findings()), *_daemon(args)]
     today = datetime.now(UTC).date()
-    ward = Ward(args, loaded, make_policy(loaded.settings, boot_id=boot_id(), today=today))
+    ward = CheckContext(args, loaded, make_policy(loaded.settings, boot_id=boot_id(), today=today))
     with contextlib.suppress(DownError, RefusedError):  # reported with the daemon
         ward.status = get(args, "/api/v1/status")
     text = f"{path}: valid; mode {loaded.settings.mode}, fed by {' and '.join(loaded.settings.feeding)}"
-    told = _looked("settings", lambda: unreadable(path)) or [Finding("settings", "PASS", text)]
-    told += [
+    settings_findings = _looked("settings", lambda: unreadable(path)) or [Finding("settings", "PASS", text)]
+    settings_findings += [
         Finding("settings", "WARN", f"{loaded.files.where(mistake.path)}: {mistake}")
         for mistake in warnings(loaded.settings, today=today)
     ]
-    told += _looked("settings", lambda: _not_reloaded(ward, path))
+    settings_findings += _looked("settings", lambda: _not_reloaded(ward, path))
     return [
-        *told,
+        *settings_findings,
         *_looked("secret", lambda: _secrets(ward)),
         *_looked("certificate", lambda: _authorities(ward.settings)),
         *asyncio.run(_live(ward)),
@@ -207,18 +207,18 @@ def unreadable(path: Path, user: str = DAEMON_USER) -> list[Finding]:
     return []
 
 
-def _not_reloaded(ward: Ward, path: Path) -> list[Finding]:
+def _not_reloaded(ward: CheckContext, path: Path) -> list[Finding]:
     """Does the running daemon have older settings than these?"""
     if ward.status is None:
         return []
-    running, told = ward.status["mode"], ward.status["daemon"]
+    running, daemon = ward.status["mode"], ward.status["daemon"]
     if running != ward.settings.mode:
         text = f"the running daemon is in mode {running}, not in mode {ward.settings.mode} of these settings"
         return [Finding("settings", "WARN", text, _RELOAD)]
-    if Path(told["config_path"]) != path:
+    if Path(daemon["config_path"]) != path:
         return []
     files = [Path(document.name) for document in ward.loaded.files.documents]
-    changed = [file for file in files if file.stat().st_mtime > told["settings_at"]]
+    changed = [file for file in files if file.stat().st_mtime > daemon["settings_at"]]
     text = "was changed after the running daemon read it"
     return [Finding("settings", "WARN", f"{file}: {text}", _RELOAD) for file in changed]
 
@@ -228,9 +228,9 @@ def message_findings(settings: Settings, status: dict[str, Any] | None) -> list[
     if not settings.notify.targets:
         text = "no target is set: outages and alarms cause no message"
         return [Finding("messages", "WARN", text, "set notify.targets (docs/guides/messages.md)")]
-    told = {} if status is None else status.get("messages") or {}
+    messages = {} if status is None else status.get("messages") or {}
     found = []
-    for each in told.get("targets", ()):
+    for each in messages.get("targets", ()):
         name = f"messages.{each['name']}"
         if each["since"] is not None:
             text = f"the last delivery failed: {each['answer']}; {each['queued']} wait"
@@ -252,7 +252,7 @@ def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
         return [Finding(name, "WARN", f"not checked: {what}{error.strerror or error}", _AS_ROOT)]
 
 
-def _power_on(ward: Ward) -> list[Finding]:
+def _power_on(ward: CheckContext) -> list[Finding]:
     """The daemon's result, because it holds the secrets; without a daemon, a check from here."""
     if ward.status is not None:
         known = comeback.of_status(ward.status["power_on"])
@@ -261,7 +261,7 @@ def _power_on(ward: Ward) -> list[Finding]:
     return comeback.findings(known)
 
 
-async def _live(ward: Ward) -> list[Finding]:
+async def _live(ward: CheckContext) -> list[Finding]:
     """Run all checks that wait for another device, in parallel."""
     sources = [(ups, each) for ups in ward.settings.feeding for each in ward.settings.ups[ups].sources]
     armed = ward.settings.mode == "armed"
@@ -304,7 +304,7 @@ async def _bounded(name: str, check: Callable[[], Awaitable[list[Finding]]], lim
 # --- Secrets --------------------------------------------------------------------------------------------------------
 
 
-def _secrets(ward: Ward) -> list[Finding]:
+def _secrets(ward: CheckContext) -> list[Finding]:
     """Read every secret as the daemon does, and drop it. Secrets of the daemon alone are checked by their use."""
     return [
         _secret(path, secret)
@@ -392,7 +392,7 @@ def source_name(settings: Settings, ups: str, options: SourceOptions) -> str:
     return f"ups.{options.host}" + (f" ({ups}, {options.kind})" if hosts.count(options.host) > 1 else "")
 
 
-async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
+async def _ups(ward: CheckContext, ups: str, options: SourceOptions) -> list[Finding]:
     name = source_name(ward.settings, ups, options)
     needed = [secret for _, secret in secrets_in(options)]
     if any(map(_is_elsewhere, needed)):
@@ -406,8 +406,8 @@ async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
         case SnmpOptions():
             return await _snmp(ward, ups, name, options)
         case NutOptions():
-            mine = ward.settings.ups[ups]
-            is_shared, cuts = mine.shared is not None, mine.output_off is not None
+            ups_settings = ward.settings.ups[ups]
+            is_shared, cuts = ups_settings.shared is not None, ups_settings.output_off is not None
             reading, found = await nut_findings(name, options, ups=ups, is_shared=is_shared, cuts=cuts)
         case ApcupsdOptions():
             reading, found = await apcupsd_findings(name, options, ups=ups)
@@ -415,15 +415,15 @@ async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
     return found
 
 
-def _ups_of_the_daemon(ward: Ward, ups: str, name: str, options: SourceOptions) -> Finding:
+def _ups_of_the_daemon(ward: CheckContext, ups: str, name: str, options: SourceOptions) -> Finding:
     """Return the daemon's result for a source whose secret only the daemon has."""
     if ward.status is None:
         return Finding(name, "WARN", "not asked: systemd gives its secret to the daemon only", _START)
     place = ward.settings.ups[ups].sources.index(options)
-    told = [each for each in ward.status["sources"] if each["ups"] == ups]
-    if place >= len(told):
+    sources = [each for each in ward.status["sources"] if each["ups"] == ups]
+    if place >= len(sources):
         return Finding(name, "WARN", "the daemon does not know it yet", _RELOAD)
-    source = told[place]
+    source = sources[place]
     polls = f"{source['polls']} polls, {source['failures']} failed"
     if source["up"]:
         return Finding(name, "PASS", f"the daemon reads it as {source['source']}: {polls}")
@@ -431,17 +431,17 @@ def _ups_of_the_daemon(ward: Ward, ups: str, name: str, options: SourceOptions) 
     return Finding(name, "FAIL", f"the daemon cannot read it as {source['source']}: {error} ({polls})", _UNREAD)
 
 
-async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[Finding]:
+async def _snmp(ward: CheckContext, ups: str, name: str, options: SnmpOptions) -> list[Finding]:
     try:
         report = await probe(options)
     except SnmpError as error:
         # A card that answers too late has accepted address and community; the text names the fix.
         fix = "" if error.late else "check address, version, community or user, and the card's access list"
         return [Finding(name, "FAIL", str(error), fix)]
-    told = report.decoded
-    if told.stale is not None:
-        return [Finding(name, "FAIL", f"{report.where}: {told.stale}", "reseat or restart the card")]
-    reading = told.reading(
+    decoded = report.decoded
+    if decoded.stale is not None:
+        return [Finding(name, "FAIL", f"{report.where}: {decoded.stale}", "reseat or restart the card")]
+    reading = decoded.reading(
         at_s=boottime_s(),
         ups=ups,
         source=report.where,
@@ -462,7 +462,7 @@ async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[F
         found.append(Finding(name, "WARN", text, "let one upsd read it for all hosts, or set poll_s higher"))
     if reading.load_pct is None and (reading.watts is None or ward.policy.rating_w is None):
         found.append(Finding(name, "WARN", "reports no load: counted as full", "set rating_w if it reports watts"))
-    found += [Finding(name, "WARN", text, "") for text in told.warnings]
+    found += [Finding(name, "WARN", text, "") for text in decoded.warnings]
     fix = "set the return battery capacity (minimum return charge) to 25 % on the card's page"
     found += comeback.restart_charge(name, report.restart_pct, fix)
     found += [
@@ -475,7 +475,7 @@ def _load(reading: Reading) -> str:
     return f"{reading.load_pct:.0f} %" if reading.load_pct is not None else f"{reading.watts:.0f} W"
 
 
-async def _trainers(ward: Ward) -> list[Finding]:
+async def _trainers(ward: CheckContext) -> list[Finding]:
     seen: dict[str, TrainerSeen] = {}
 
     def publish(event: Event) -> None:
@@ -543,18 +543,18 @@ async def _resume(settings: Settings) -> list[Finding]:
     return [*await resume_findings.target(settings.resume), *resume_findings.host(checked, folder)]
 
 
-async def _host(ward: Ward) -> list[Finding]:
+async def _host(ward: CheckContext) -> list[Finding]:
     """Return the findings on the power-off; parts that only root may check come from the daemon."""
     found = await findings(ward.settings.host)
     if ward.status is None or ward.status["mode"] == "dry-run":
         return found
     trouble = next((each["text"] for each in ward.status["reasons"] if each["name"] == "no_power_off"), "")
     verdict: Verdict = "FAIL" if trouble else "PASS"
-    told = Finding("host.power_off", verdict, trouble or "the daemon can order it, by its last check")
-    return [told if (each.name, each.verdict) == ("host.power_off", "WARN") else each for each in found]
+    finding = Finding("host.power_off", verdict, trouble or "the daemon can order it, by its last check")
+    return [finding if (each.name, each.verdict) == ("host.power_off", "WARN") else each for each in found]
 
 
-def _pausing(ward: Ward) -> list[str]:
+def _pausing(ward: CheckContext) -> list[str]:
     """Names of the sockets of the settings' trainers that are to pause in an outage."""
     paths = [each.socket_path for each in ward.settings.trainers if each.after != "continue"]
     return [Path(path).name for path in paths if path is not None]
@@ -574,7 +574,7 @@ def _trainer(event: TrainerSeen, url: str) -> Finding:
     return Finding(name, "PASS", text)
 
 
-async def _bmc(ward: Ward) -> list[Finding]:
+async def _bmc(ward: CheckContext) -> list[Finding]:
     options = ward.settings.bmc
     if options.kind == "none":
         return []  # reported with the settings
@@ -589,7 +589,7 @@ async def _bmc(ward: Ward) -> list[Finding]:
     return found
 
 
-async def _outlets(ward: Ward) -> list[Finding]:
+async def _outlets(ward: CheckContext) -> list[Finding]:
     """Do the outlets of a PDU say what this host draws?"""
     if not ward.settings.outlets:
         return []
@@ -617,7 +617,7 @@ def _bmc_of_the_daemon(status: dict[str, Any] | None) -> Finding:
 # --- Sums -----------------------------------------------------------------------------------------------------------
 
 
-def _budget(ward: Ward) -> list[Finding]:
+def _budget(ward: CheckContext) -> list[Finding]:
     """The budget with the newest readings, and what the daemon has measured; its result if a secret is missing."""
     if not ward.readings and ward.status is not None and ward.status["ups"] is not None:
         return []  # The daemon's reasons report it.
@@ -627,8 +627,8 @@ def _budget(ward: Ward) -> list[Finding]:
     if loaded is None or state is None or loaded.boot_id != ward.policy.boot_id or not isinstance(state.phase, Online):
         state = State()
     policy = needs.fold(ward.policy, state.learned)
-    heard: tuple[Event, ...] = (*ward.readings, *ward.trainers)
-    for event in heard:
+    events: tuple[Event, ...] = (*ward.readings, *ward.trainers)
+    for event in events:
         state = step(policy, state, event).state
     now_s = boottime_s()
     found = [Finding("budget", "FAIL", reason.text, reason.fix) for reason in of_battery(policy, state, now_s)]
@@ -642,7 +642,7 @@ def _budget(ward: Ward) -> list[Finding]:
     return found
 
 
-def _shared(ward: Ward) -> list[Finding]:
+def _shared(ward: CheckContext) -> list[Finding]:
     """Compare what the UPS carries with what this host draws."""
     state = State()
     for reading in ward.readings:
@@ -653,7 +653,7 @@ def _shared(ward: Ward) -> list[Finding]:
 # --- This host ------------------------------------------------------------------------------------------------------
 
 
-def _here(ward: Ward) -> list[Finding]:
+def _here(ward: CheckContext) -> list[Finding]:
     found = [_group(ward.settings.control.group, Path(ward.settings.control.socket))]
     if not Path("/var/log/journal").is_dir():
         text = "journald loses its log at a power-off (no /var/log/journal)"
@@ -707,22 +707,22 @@ def _group(name: str, socket_path: Path) -> Finding:
 
 def _daemon(args: argparse.Namespace) -> list[Finding]:
     try:
-        return _asked(args)
+        return _daemon_findings(args)
     except (DownError, RefusedError) as error:
         return [Finding("daemon", "FAIL", str(error))]
-    except UntoldError as error:
+    except MissingKeyError as error:
         text = f"does not report {error.args[0]}: it is older than this command"
         return [Finding("daemon", "FAIL", text, "systemctl restart powerguard, unless power is out")]
 
 
-def _asked(args: argparse.Namespace) -> list[Finding]:
-    told = get(args, "/api/v1/status")
-    found = [Finding("daemon", "PASS", f"answers: {told['phase']}, {told['mode']}")]
-    for reason in told["reasons"]:
+def _daemon_findings(args: argparse.Namespace) -> list[Finding]:
+    status = get(args, "/api/v1/status")
+    found = [Finding("daemon", "PASS", f"answers: {status['phase']}, {status['mode']}")]
+    for reason in status["reasons"]:
         fails = reason["severity"] == "error" and reason["name"] not in NOT_ARMED
         verdict: Verdict = "FAIL" if fails else "WARN"
         found.append(Finding(f"daemon.{reason['name']}", verdict, str(reason["text"]), str(reason["fix"])))
-    found += trap_findings(told.get("traps"))
+    found += trap_findings(status.get("traps"))
     with contextlib.suppress(DownError, RefusedError):  # reported above, or an older daemon without drills
         found.append(drill_finding(get(args, "/api/v1/drill")["last"]))
     with contextlib.suppress(DownError, RefusedError):  # likewise
@@ -751,12 +751,12 @@ def drill_finding(last: dict[str, Any] | None) -> Finding:
         return Finding("drill", "WARN", "there was no drill yet: this host has never rehearsed an outage", fix)
     days = last["age_s"] / 86400.0
     ago = "today" if days < 1.0 else "1 day ago" if days < 1.5 else f"{days:.0f} days ago"
-    told = f"the last drill was {ago}: {last['result']}"
+    summary = f"the last drill was {ago}: {last['result']}"
     if last["result"] == "recorded":
-        text = f"{told}: in dry-run no trainer was asked, so there is no measurement"
+        text = f"{summary}: in dry-run no trainer was asked, so there is no measurement"
         return Finding("drill", "WARN", text, f"mode: rehearse, then {fix}")
     if last["result"] != "passed":
-        return Finding("drill", "WARN", f"{told}: {last['because']}", fix)
+        return Finding("drill", "WARN", f"{summary}: {last['because']}", fix)
     if days > DRILL_DAYS:
-        return Finding("drill", "WARN", f"{told} (older than {DRILL_DAYS} days)", fix)
-    return Finding("drill", "PASS", told)
+        return Finding("drill", "WARN", f"{summary} (older than {DRILL_DAYS} days)", fix)
+    return Finding("drill", "PASS", summary)

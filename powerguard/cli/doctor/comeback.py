@@ -47,21 +47,21 @@ async def ask(settings: Settings, policy: Policy) -> tuple[Layer, ...]:
         return entered(PowerOnView(method=method, ups=ups), outcome)
 
     async with asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(one(method, ups)) for method, ups in named(policy)]
-    return layers(policy, None, [each.result() for each in asked])
+        checks = [tasks.create_task(one(method, ups)) for method, ups in named(policy)]
+    return layers(policy, None, [each.result() for each in checks])
 
 
-def of_status(told: Mapping[str, Any]) -> tuple[Layer, ...]:
+def of_status(power_on: Mapping[str, Any]) -> tuple[Layer, ...]:
     """Return the methods by the daemon's status: it has the secrets, and the user of doctor has not."""
     return tuple(
         Layer(letter=each["layer"], name=each["name"], stands=each["stands"], why=each["why"], ups=each["ups"])
-        for each in told["layers"]
+        for each in power_on["layers"]
     )
 
 
 def findings(known: Sequence[Layer]) -> list[Finding]:
     """Return the findings on them, with the same grade in every mode: one may arm a host without a FAIL."""
-    found = [_told(each) for each in known if each.letter in LETTERS.values() and each.stands != "off"]
+    found = [_layer_finding(each) for each in known if each.letter in LETTERS.values() and each.stands != "off"]
     late = next((each for each in known if each.letter == "A"), None)
     if late is not None and late.stands == "off":
         found.append(
@@ -87,7 +87,7 @@ def restart_charge(name: str, restart_pct: float | None, fix: str) -> list[Findi
     return [Finding(name, "PASS", text)]
 
 
-def _told(layer: Layer) -> Finding:
+def _layer_finding(layer: Layer) -> Finding:
     name = f"power_on.{layer.name}" + (f".{layer.ups}" if layer.ups else "")
     if layer.stands == "armed":
         return Finding(name, "PASS", f"method {layer.letter}: checked, and it can be armed")
@@ -116,11 +116,11 @@ async def sentinel_findings(*, spawn: Spawn = run_child, settings: Path = SETTIN
     shows = await shown(spawn, "--property=ActiveState,UnitFileState", UNIT)
     if shows is None:
         return [Finding("sentinel", "WARN", "cannot ask systemd whether it runs", "is this a systemd host?")]
-    told = shows[0]
-    if told.get("ActiveState") not in {"active", "reloading"}:
+    properties = shows[0]
+    if properties.get("ActiveState") not in {"active", "reloading"}:
         because = f"it has settings ({settings}) but does not run: hosts that rely on it stay off"
         return [Finding("sentinel", "FAIL", because, _START)]
-    if told.get("UnitFileState") != "enabled":
+    if properties.get("UnitFileState") != "enabled":
         because = "it runs, but does not start at boot: an outage of this host ends it"
         return [Finding("sentinel", "FAIL", because, f"systemctl enable {UNIT}")]
     if mode == "dry-run":

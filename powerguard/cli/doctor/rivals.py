@@ -50,11 +50,11 @@ async def findings(*, armed: bool, cuts: bool, spawn: Spawn = run_child, root: P
 
     root: where the host's files begin.
     """
-    told = await _active(spawn)
-    active = told or set()
+    running = await _active(spawn)
+    active = running or set()
     program = root / PROGRAM
     alone: Wrong = "FAIL" if cuts or os.access(program, os.F_OK) else "WARN"
-    found = [] if told is not None else [Finding("rivals", "WARN", _UNASKED, "is this a systemd host?")]
+    found = [] if running is not None else [Finding("rivals", "WARN", _UNASKED, "is this a systemd host?")]
     found += [*_upsmon(root, active), *_apcupsd(root, active)]
     found += [hook for path in _hooks(root) for hook in _hook(root, path, active, alone)]
     if not armed:
@@ -71,10 +71,10 @@ def _not_yet(found: Finding) -> Finding:
 
 async def _active(spawn: Spawn) -> set[str] | None:
     """Return which of UNITS run; None where systemd cannot be asked."""
-    told = await shown(spawn, "--property=Id,ActiveState", *UNITS)
-    if told is None:
+    units = await shown(spawn, "--property=Id,ActiveState", *UNITS)
+    if units is None:
         return None
-    return {each.get("Id", "") for each in told if each.get("ActiveState") in {"active", "activating", "reloading"}}
+    return {each.get("Id", "") for each in units if each.get("ActiveState") in {"active", "activating", "reloading"}}
 
 
 def _upsmon(root: Path, active: set[str]) -> list[Finding]:
@@ -104,8 +104,8 @@ def _apcupsd(root: Path, active: set[str]) -> list[Finding]:
         return []
     found = []
     script = root / APCUPSD / "doshutdown"  # apccontrol passes over one that is not executable
-    asked = [root / APCUPSD / "apccontrol", *([script] if os.access(script, os.X_OK) else [])]
-    if not any("powerguard" in (_text(path) or "") for path in asked):
+    scripts = [root / APCUPSD / "apccontrol", *([script] if os.access(script, os.X_OK) else [])]
+    if not any("powerguard" in (_text(path) or "") for path in scripts):
         because = "apcupsd shuts this host down itself, without a checkpoint"
         right = "use powerguard's scripts (docs/guides/apcupsd.md), or: systemctl disable --now apcupsd"
         found.append(Finding("rivals.apcupsd", "FAIL", because, right))
@@ -170,11 +170,11 @@ def _program(path: Path, *, cuts: bool) -> list[Finding]:
     if not fits or any(each.st_uid != 0 or each.st_mode & _WRITABLE for each in (found, folder)):
         because = f"{path} will not run at the end of a power-off: other users can write it, or it is not executable"
         return [Finding(name, "FAIL", because, f"chown root: {path}; chmod 0755 {path} {path.parent}")]
-    told = [Finding(name, "PASS", f"{path} runs at the end of powerguard's power-off")]
+    results = [Finding(name, "PASS", f"{path} runs at the end of powerguard's power-off")]
     if cuts:
         because = f"{path} and output_off both order a UPS to cut its output: correct for two UPSes, wrong for one"
-        told.append(Finding(name, "WARN", because, "keep one of them for each UPS"))
-    return told
+        results.append(Finding(name, "WARN", because, "keep one of them for each UPS"))
+    return results
 
 
 def _text(path: Path) -> str | None:
@@ -384,10 +384,10 @@ def _readers(settings: Settings) -> list[Finding]:
 
 def _own_load(settings: Settings, policy: Policy, state: State, now_s: float) -> Finding:
     """Is there a measurement of what this host draws?"""
-    mine = own.own_load(policy, state, now_s)
-    if mine is not None and mine.measured:
-        return Finding("shared", "PASS", f"this host draws {mine.watts:.0f} W of the UPS's load, by its {mine.source}")
-    over = "" if mine is None else "".join(f"; {source}: {why}" for source, why in mine.passed_over)
+    draw = own.own_load(policy, state, now_s)
+    if draw is not None and draw.measured:
+        return Finding("shared", "PASS", f"this host draws {draw.watts:.0f} W of the UPS's load, by its {draw.source}")
+    over = "" if draw is None else "".join(f"; {source}: {why}" for source, why in draw.passed_over)
     if settings.gpu.kind == "nvml":
         return Finding("shared", "PASS", f"the GPUs' power measures whether this host has paused{over}")
     text = "nothing measures what this host draws: no trainer that draws on after a pause would be stopped"

@@ -222,11 +222,11 @@ def _local(conf: Conf, kind: str, draft: Draft) -> None:
         )
     poll_s = conf.number("POLLTIME")
     if poll_s > 5:
-        told = f"POLLTIME {poll_s:g}" + ("" if "POLLTIME" in conf.values else " (apcupsd's default)")
+        setting = f"POLLTIME {poll_s:g}" + ("" if "POLLTIME" in conf.values else " (apcupsd's default)")
         draft.warn(
             "polltime",
             conf.place("POLLTIME"),
-            f"{told}: an outage is seen after up to {poll_s:g} s, and shorter ones not at all",
+            f"{setting}: an outage is seen after up to {poll_s:g} s, and shorter ones not at all",
             "POLLTIME 1",
         )
     shared = conf.word("UPSCLASS", "standalone"), conf.word("UPSMODE", "disable")

@@ -86,7 +86,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class DraftSecret:
     """A secret that must be kept in a file. what: its use; found: its present place."""
 
     name: str
@@ -123,7 +123,7 @@ class Draft:
         self.about_budget: dict[str, str] = {}
         self.findings: list[Finding] = []
         self.files: list[str] = []
-        self.kept: list[Kept] = []
+        self.kept: list[DraftSecret] = []
         self._secrets_in = secrets_in
         self._known: dict[tuple[str, str], str] = {}
 
@@ -159,7 +159,7 @@ class Draft:
             while name in taken:
                 name += "-2"
             self._known[kind, value] = name
-            self.kept.append(Kept(name, what, found))
+            self.kept.append(DraftSecret(name, what, found))
         return {"credential": name} if self._secrets_in is None else {"file": f"{self._secrets_in}/{name}"}
 
     def folder(self) -> str:

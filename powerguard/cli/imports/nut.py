@@ -369,8 +369,8 @@ def _host(nut: Nut, monitor: Monitor) -> str:
 
 def _output_delay_s(nut: Nut, section: Section | None) -> float:
     """Return the UPS's own delay to output off after `upsdrvctl shutdown`; 20 s is NUT's default."""
-    told = None if section is None else number(section.text("offdelay") or nut.all_drivers.text("offdelay"))
-    return 20.0 if told is None else told
+    delay_s = None if section is None else number(section.text("offdelay") or nut.all_drivers.text("offdelay"))
+    return 20.0 if delay_s is None else delay_s
 
 
 def _snmp_first(section: Section, ups: Ups, draft: Draft) -> None:
@@ -426,19 +426,19 @@ def _snmp_v3(section: Section, source: dict[str, Any], ups: Ups, draft: Draft) -
     ):
         if key == "priv" and level != "authpriv":
             continue
-        told = section.text(protocol, default).upper().replace("SHA2", "SHA-2").replace("AES128", "AES")
-        told = re.sub(r"(SHA|AES)(?=[0-9])", r"\1-", told)
-        if told not in known:
+        algorithm = section.text(protocol, default).upper().replace("SHA2", "SHA-2").replace("AES128", "AES")
+        algorithm = re.sub(r"(SHA|AES)(?=[0-9])", r"\1-", algorithm)
+        if algorithm not in known:
             draft.warn(
                 "odd_driver",
                 section.place(protocol),
                 f"powerguard does not support {protocol}",
                 f"one of {', '.join(sorted(known))}",
             )
-            told = default
+            algorithm = default
         what = f"SNMP {whose} passphrase of {ups.name}"
         source[key] = draft.secret(f"snmp-{key}", section.text(secret), ups.name, what, section.place(secret))
-        source[f"{key}_protocol"] = told
+        source[f"{key}_protocol"] = algorithm
 
 
 def _supplies(nut: Nut, draft: Draft) -> None:
@@ -475,9 +475,9 @@ def _budget(nut: Nut, draft: Draft) -> None:
     """Convert the low-battery limits of ups.conf."""
     for section in nut.drivers.values():
         for key in ("override.battery.runtime.low", "default.battery.runtime.low"):
-            told = number(section.text(key))
-            if told is not None and 20 <= told <= 1800:
-                draft.budget["low_battery_s"] = told
+            limit_s = number(section.text(key))
+            if limit_s is not None and 20 <= limit_s <= 1800:
+                draft.budget["low_battery_s"] = limit_s
                 draft.about_budget["low_battery_s"] = f"{key}, {section.place(key)}"
                 return
 
@@ -509,14 +509,14 @@ def _check(nut: Nut, draft: Draft) -> None:
 
 def _check_driver(nut: Nut, section: Section, draft: Draft) -> None:
     driver = section.text("driver")
-    told = section.values.get("pollfreq") or nut.all_drivers.values.get("pollfreq")
-    poll_s = 30.0 if told is None else number(told[0])
+    pollfreq = section.values.get("pollfreq") or nut.all_drivers.values.get("pollfreq")
+    poll_s = 30.0 if pollfreq is None else number(pollfreq[0])
     if driver in _FULL_WALK and poll_s is not None and poll_s > _SLOW_S:
-        where = section.where if told is None else told[1]
-        how = f"pollfreq {poll_s:g}" + (" (NUT's default)" if told is None else "")
+        where = section.where if pollfreq is None else pollfreq[1]
+        setting = f"pollfreq {poll_s:g}" + (" (NUT's default)" if pollfreq is None else "")
         late = "upsd learns of an outage 12 to 30 s late (measured)" if driver == "snmp-ups" else "charge and runtime"
         late += "" if driver == "snmp-ups" else " are that old; the status itself comes every pollinterval"
-        draft.warn("pollfreq", where, f"{how}: {late}", "pollfreq = 1" if driver == "snmp-ups" else "pollfreq = 5")
+        draft.warn("pollfreq", where, f"{setting}: {late}", "pollfreq = 1" if driver == "snmp-ups" else "pollfreq = 5")
     if driver == "snmp-ups":
         draft.warn(
             "killpower_snmp",

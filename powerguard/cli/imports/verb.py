@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from powerguard.cli.render import Paint, clean, told_seconds
+from powerguard.cli.render import Paint, clean, parse_seconds
 from powerguard.cli.shared import EX_DATA, EX_NOINPUT, EX_USAGE, fail
 
 EX_PROBLEMS: Final = 1
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from powerguard.options import SECRETS
     from powerguard.settings.cautions import is_roots
 
-    checkpoint_s = CHECKPOINT_S if args.checkpoint is None else told_seconds(args.checkpoint)
+    checkpoint_s = CHECKPOINT_S if args.checkpoint is None else parse_seconds(args.checkpoint)
     if checkpoint_s is None or not 0 < checkpoint_s <= 86400:
         return fail(args, "import", "--checkpoint: write seconds, such as 90 or 2m", EX_USAGE)
     if args.secrets_in is not None and not args.secrets_in.startswith("/"):
@@ -61,12 +61,12 @@ def run(args: argparse.Namespace) -> int:
         return fail(args, "import", str(error).replace("\n", "; "), EX_NOINPUT)
     if not draft.upses:
         if not args.json:
-            _talk(args, draft, [])
+            _print_findings(args, draft, [])
         wanted = (
             "no MONITOR line, and no driver" if args.program == "nut" else "no UPSTYPE with a DEVICE that can be used"
         )
         return fail(args, "import", f"no UPS in {', '.join(draft.files)}: {wanted}", EX_DATA)
-    return _tell(args, draft)
+    return _print_result(args, draft)
 
 
 def _import_nut(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - a Draft, whose module is imported late
@@ -97,14 +97,14 @@ def _problems(text: str) -> list[str]:
     return []
 
 
-def _tell(args: argparse.Namespace, draft: Any) -> int:  # noqa: ANN401 - likewise
+def _print_result(args: argparse.Namespace, draft: Any) -> int:  # noqa: ANN401 - likewise
     from powerguard.cli.imports.draft import as_yaml
 
     text = as_yaml(draft, args.program)
     problems = _problems(text)
     folder = draft.folder()
     if args.json:
-        told = {
+        result = {
             "schema_version": SCHEMA_VERSION,
             "object": "import",
             "from": args.program,
@@ -125,15 +125,15 @@ def _tell(args: argparse.Namespace, draft: Any) -> int:  # noqa: ANN401 - likewi
                 {"name": one.name, "where": one.where, "what": one.what} for one in draft.findings if one.is_note
             ],
         }
-        print(json.dumps(told, indent=2))
+        print(json.dumps(result, indent=2))
         return EX_PROBLEMS if problems else 0
     print(text, end="")
     sys.stdout.flush()
-    _talk(args, draft, problems)
+    _print_findings(args, draft, problems)
     return EX_PROBLEMS if problems else 0
 
 
-def _talk(args: argparse.Namespace, draft: Any, problems: list[str]) -> None:  # noqa: ANN401 - likewise
+def _print_findings(args: argparse.Namespace, draft: Any, problems: list[str]) -> None:  # noqa: ANN401 - likewise
     paint = Paint(sys.stderr)
 
     def say(kind: str, colour: str, text: str) -> None:
@@ -147,9 +147,9 @@ def _talk(args: argparse.Namespace, draft: Any, problems: list[str]) -> None:  #
             say("note", "blue", f"{one.where}: {one.what}")
     for one in draft.kept:
         path = f"{draft.folder()}/{one.name}"
-        how = f"powerguard secret set {one.name}; powerguard install"
+        command = f"powerguard secret set {one.name}; powerguard install"
         if args.secrets_in is not None:
-            how = f"systemd-ask-password | install -m 0400 -o powerguard /dev/stdin {shlex.quote(path)}"
-        say("secret", "magenta", f"{one.name}: the {one.what}, now in {one.found}: {how}")
+            command = f"systemd-ask-password | install -m 0400 -o powerguard /dev/stdin {shlex.quote(path)}"
+        say("secret", "magenta", f"{one.name}: the {one.what}, now in {one.found}: {command}")
     for problem in problems:
         say("error", "red", f"these settings are not valid yet: {problem}")

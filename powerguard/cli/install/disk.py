@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from powerguard.cli.install.pieces import LIBRARY, Piece
+from powerguard.cli.install.pieces import LIBRARY, InstalledFile
 
 MANIFEST: Final = f"{LIBRARY}/installed.json"
 """In a folder of root's: a user who could write it could make root remove any file."""
@@ -45,7 +45,7 @@ class Look(NamedTuple):
     mode: another mode or owner; foreign: not ours, or changed since; disabled: a link that was removed.
     """
 
-    piece: Piece
+    piece: InstalledFile
     found: Found
     why: str = ""
 
@@ -77,14 +77,14 @@ class Disk:
         path = self.place(MANIFEST)
         try:
             self._loaded = path.read_bytes()
-            told = json.loads(self._loaded)
+            fields = json.loads(self._loaded)
             self.manifest = Manifest(
-                prefix=str(told["prefix"]),
-                parts=_strings(told["parts"]),
-                choices=_strings(told["choices"]),
-                files={_path(name): _strings(marks) for name, marks in told["files"].items()},
-                folders=[_path(each) for each in told["folders"]],
-                is_whole=told["is_whole"] is True,
+                prefix=str(fields["prefix"]),
+                parts=_strings(fields["parts"]),
+                choices=_strings(fields["choices"]),
+                files={_path(name): _strings(marks) for name, marks in fields["files"].items()},
+                folders=[_path(each) for each in fields["folders"]],
+                is_whole=fields["is_whole"] is True,
             )
         except FileNotFoundError:
             return False
@@ -96,9 +96,9 @@ class Disk:
     def save(self) -> None:
         """Write the manifest, whole and durable."""
         self._folders(MANIFEST)
-        told = {"schema_version": 1, **vars(self.manifest)}
+        fields = {"schema_version": 1, **vars(self.manifest)}
         path = self.place(MANIFEST)
-        _write(path, (json.dumps(told, indent=1) + "\n").encode(), 0o644)
+        _write(path, (json.dumps(fields, indent=1) + "\n").encode(), 0o644)
         _sync(path.parent)
 
     @contextlib.contextmanager
@@ -120,7 +120,7 @@ class Disk:
 
     # --- Looking -----------------------------------------------------------------------------------------------
 
-    def look(self, piece: Piece) -> Look:
+    def look(self, piece: InstalledFile) -> Look:
         """Check the place of a piece."""
         path, known = self.place(piece.path), self.manifest.files.get(piece.path, [])
         try:
@@ -130,8 +130,8 @@ class Disk:
                 return Look(piece, "disabled", "was removed since, and stays so (--force puts it back)")
             return Look(piece, "absent")
         if mark == wanted(piece):
-            told, owner = path.lstat(), 0 if self.root == Path("/") else os.geteuid()
-            is_right = piece.link or (stat.S_IMODE(told.st_mode), told.st_uid) == (piece.mode, owner)
+            status, owner = path.lstat(), 0 if self.root == Path("/") else os.geteuid()
+            is_right = piece.link or (stat.S_IMODE(status.st_mode), status.st_uid) == (piece.mode, owner)
             return Look(piece, "same" if is_right else "mode")
         if mark in known:
             return Look(piece, "ours")
@@ -145,7 +145,7 @@ class Disk:
 
     # --- Putting in place --------------------------------------------------------------------------------------
 
-    def begin(self, pieces: Iterable[Piece]) -> None:
+    def begin(self, pieces: Iterable[InstalledFile]) -> None:
         """Record the new pieces in addition to the present ones, so that a run that is killed can continue."""
         for piece in pieces:
             self._note_folders(piece.path)
@@ -158,29 +158,29 @@ class Disk:
         self.manifest.is_whole = False
         self.save()
 
-    def others(self, pieces: Iterable[Piece], *, dry_run: bool) -> list[tuple[str, str]]:
+    def others(self, pieces: Iterable[InstalledFile], *, dry_run: bool) -> list[tuple[str, str]]:
         """Handle files of earlier runs that are not among pieces: (path, what became of it).
 
         Optional parts stay. The rest belonged to an older powerguard, and is removed.
         """
-        told: list[tuple[str, str]] = []
+        results: list[tuple[str, str]] = []
         now = {piece.path for piece in pieces}
         for path in [each for each in self.manifest.files if each not in now]:
             is_choice = path in self.manifest.choices
             found = self.state_of(path)
             if found == "same" and is_choice:
-                told.append((path, "unchanged"))
+                results.append((path, "unchanged"))
                 continue
             if found == "same":
-                told.append((path, "would be removed" if dry_run else "removed"))
+                results.append((path, "would be removed" if dry_run else "removed"))
             elif found == "changed":
-                told.append((path, "left, because it was changed since"))
+                results.append((path, "left, because it was changed since"))
             if not dry_run:
                 self.take_away(path)
                 self.forget(path)
-        return told
+        return results
 
-    def end(self, pieces: Iterable[Piece]) -> None:
+    def end(self, pieces: Iterable[InstalledFile]) -> None:
         """Record that all of it is in place."""
         for piece in pieces:
             if piece.path in self.manifest.files:
@@ -196,7 +196,7 @@ class Disk:
                 _sync(folder)
         self._changed.clear()
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: InstalledFile) -> None:
         """Put one piece in place, completely, over the present file."""
         self._folders(piece.path)
         path = self.place(piece.path)
@@ -266,7 +266,7 @@ class Disk:
                 self.manifest.folders.append(each)
 
 
-def wanted(piece: Piece) -> str:
+def wanted(piece: InstalledFile) -> str:
     """Return the mark that a piece has once it is in place."""
     return f"link:{piece.link}" if piece.link else f"sha256:{hashlib.sha256(piece.content).hexdigest()}"
 

@@ -18,7 +18,7 @@ from powerguard.cli.install.pieces import (
     TRAINERS,
     TRAINERS_MOUNT,
     UNITS,
-    Piece,
+    InstalledFile,
 )
 from powerguard.cli.install.report import Report
 from powerguard.clock import boot_id
@@ -68,7 +68,7 @@ class Step(NamedTuple):
 class Offer(NamedTuple):
     """A drop-in for a unit of another package: written only on request."""
 
-    piece: Piece
+    piece: InstalledFile
     why: str
 
 
@@ -113,10 +113,10 @@ def not_roots(path: Path) -> str:
     """Return why other users could change the programs that units run as root; "" if they cannot."""
     for each in (path, *path.parents):
         try:
-            told = each.stat()
+            status = each.stat()
         except OSError as error:
             return f"{each}: {error.strerror}"
-        if told.st_uid != 0 or (told.st_mode & 0o022 and not told.st_mode & stat.S_ISVTX):
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
             return f"{each}: other users than root can write it, but units would run it as root (chown, chmod go-w)"
     return ""
 
@@ -206,7 +206,7 @@ async def put_back(wanted: Iterable[Undo], report: Report) -> None:
             why = str(error)
         report.failed = report.failed or bool(why)
         report.steps.append(
-            (f"{each.helper.name}: {each.word}", each.what, f"failed: {why}" if why else report.did("done"))
+            (f"{each.helper.name}: {each.word}", each.what, f"failed: {why}" if why else report.result_word("done"))
         )
 
 
@@ -231,7 +231,7 @@ def remove_folders(report: Report) -> None:
     if _has_sockets():
         kept[TRAINERS] = "kept: trainers have sockets there; gone at the next boot"
     for folder in filter(os.path.exists, RUN_FOLDERS):
-        did = kept.get(folder) or report.did("removed")
+        result = kept.get(folder) or report.result_word("removed")
         if folder not in kept and not report.dry_run:
             try:
                 for entry in Path(folder).iterdir():
@@ -239,8 +239,8 @@ def remove_folders(report: Report) -> None:
                         entry.unlink()
                 Path(folder).rmdir()
             except OSError as error:
-                did = f"left: {error.strerror or error}"
-        report.files.append((folder, "until the next boot", did))
+                result = f"left: {error.strerror or error}"
+        report.files.append((folder, "until the next boot", result))
 
 
 RESTART_DAEMON: Final = Step(("systemctl", "restart", DAEMON), "restart the daemon, to use the new files")
@@ -288,7 +288,7 @@ async def carry_out(spawn: Spawn, steps: Iterable[Step], report: Report) -> None
     for step in steps:
         why = "" if report.dry_run else await _run(spawn, step)
         report.failed = report.failed or (bool(why) and not step.may_fail)
-        report.steps.append((" ".join(step.argv), step.what, f"failed: {why}" if why else report.did("done")))
+        report.steps.append((" ".join(step.argv), step.what, f"failed: {why}" if why else report.result_word("done")))
 
 
 async def _run(spawn: Spawn, step: Step) -> str:
@@ -301,8 +301,8 @@ async def _run(spawn: Spawn, step: Step) -> str:
         return f"did not end within {STEP_LIMIT_S:g} s"
     if ended.returncode == 0:
         return ""
-    said = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()
-    return f"exit status {ended.returncode}: {said[-1] if said else 'no output'}"
+    lines = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()
+    return f"exit status {ended.returncode}: {lines[-1] if lines else 'no output'}"
 
 
 async def offers(spawn: Spawn, force_after_s: float) -> list[Offer]:
@@ -317,16 +317,16 @@ async def offers(spawn: Spawn, force_after_s: float) -> list[Offer]:
             text = f"# By powerguard install --with drop-ins.\n[Service]\nTimeoutStopSec={stop_s}\n"
             why = f"{name} may take longer to stop than the host has ({force_after_s:g} s): {stop_s} s"
             path = f"{UNITS}/{name}.d/50-powerguard-stop.conf"
-            made.append(Offer(Piece(path=path, what=why, content=text.encode(), is_choice=True), why))
-    told = await _show(spawn, HELPER, "Environment")
-    named = named_to_kill(told.get("Environment", ""))
+            made.append(Offer(InstalledFile(path=path, what=why, content=text.encode(), is_choice=True), why))
+    properties = await _show(spawn, HELPER, "Environment")
+    named = named_to_kill(properties.get("Environment", ""))
     loose = sorted(unit["Id"] for unit in active if unit.get("KillMode") in {"process", "none"})
     if new := [name for name in loose if name not in named and not _is_left_alone(name)]:
         kill = " ".join([*named, *new])
         text = f'# By powerguard install --with drop-ins.\n[Service]\nEnvironment="POWERGUARD_OFF_KILL={kill}"\n'
         why = f"kill at the deadline processes that these leave behind (KillMode=process): {', '.join(new)}"
         path = f"{UNITS}/{HELPER}.d/50-powerguard-kill.conf"
-        made.append(Offer(Piece(path=path, what=why, content=text.encode(), is_choice=True), why))
+        made.append(Offer(InstalledFile(path=path, what=why, content=text.encode(), is_choice=True), why))
     return made
 
 
@@ -338,11 +338,11 @@ async def doubts(spawn: Spawn, resume: Sequence[str]) -> list[str]:
     """Return the errors of the training units, and any ordering cycle that our units have closed."""
     found: list[str] = []
     for unit in resume:
-        told = await _show(spawn, unit, "LoadState", "WantedBy", "RequiredBy")
-        if told.get("LoadState") != "loaded":
-            state = told.get("LoadState", "systemd cannot be asked")
+        properties = await _show(spawn, unit, "LoadState", "WantedBy", "RequiredBy")
+        if properties.get("LoadState") != "loaded":
+            state = properties.get("LoadState", "systemd cannot be asked")
             found.append(f"{unit}: {state}: it would not start after a power-off")
-        others = {*told.get("WantedBy", "").split(), *told.get("RequiredBy", "").split()} - {RESUME}
+        others = {*properties.get("WantedBy", "").split(), *properties.get("RequiredBy", "").split()} - {RESUME}
         if others:
             at_boot = " ".join(sorted(others))
             found.append(f"{at_boot} starts {unit} too, at every boot: systemctl disable {unit}")
@@ -355,8 +355,8 @@ async def _circles(spawn: Spawn) -> list[str]:
         ended = await spawn(("systemd-analyze", "verify", "--man=no", "default.target"), limit_s=LOOK_LIMIT_S)
     except OSError:
         return []
-    told = ended.stderr.decode("utf-8", "replace")
-    circle = re.findall(r"(?:Found ordering cycle|Found dependency) on (\S+)/start", told)
+    output = ended.stderr.decode("utf-8", "replace")
+    circle = re.findall(r"(?:Found ordering cycle|Found dependency) on (\S+)/start", output)
     if DAEMON not in circle:
         return []
     return [f"these wait for each other at boot, and systemd would leave one out: {' '.join(dict.fromkeys(circle))}"]

@@ -71,7 +71,7 @@ COMMANDS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class InstalledFile:
     """One file or link. path: on the installed system; link: what it points to, "" for a file.
 
     is_choice: asked for by name; stays until uninstall, whether it is asked for again or not.
@@ -99,14 +99,14 @@ def source(folder: str) -> Path:
     raise SourceError(msg)
 
 
-def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool) -> list[Piece]:
+def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool) -> list[InstalledFile]:
     """Return all that belongs on this system. parts: of PARTS; with_daemon: it starts at boot.
 
     Raises SourceError, OSError.
     """
     systemd, config = source("systemd"), source("config")
     python = SYSTEM_PYTHON if (root / SYSTEM_PYTHON[1:]).exists() else f"{prefix}/bin/python"
-    made: list[Piece] = []
+    made: list[InstalledFile] = []
     units: dict[str, bytes] = {}
     for path in sorted(systemd.iterdir()):
         name = RENAMED.get(path.name, path.name)
@@ -115,29 +115,29 @@ def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool
             content = path.read_bytes()
             if root == Path("/"):
                 content = content.replace(b"\nPLACES = ()", f"\nPLACES = {_unusual(prefix)!r}".encode())
-            made.append(Piece(path=where, what=what, content=content, mode=0o755))
+            made.append(InstalledFile(path=where, what=what, content=content, mode=0o755))
         elif name in CONFIGURATION:
             where, what = CONFIGURATION[name]
-            made.append(Piece(path=where, what=what, content=path.read_bytes()))
+            made.append(InstalledFile(path=where, what=what, content=path.read_bytes()))
         elif name == MODULES[0] and "ipmi" in parts:
-            made.append(Piece(path=MODULES[1], what=MODULES[2], content=path.read_bytes()))
+            made.append(InstalledFile(path=MODULES[1], what=MODULES[2], content=path.read_bytes()))
         elif path.suffix in {".service", ".socket", ".path", ".target", ".mount"}:
             text = path.read_bytes().replace(f"={SYSTEM_PYTHON} ".encode(), f"={python} ".encode())
             units[name] = text.replace(f"{PREFIX}/".encode(), f"{prefix}/".encode())
-            made.append(Piece(path=f"{UNITS}/{name}", what=_description(units[name]), content=units[name]))
+            made.append(InstalledFile(path=f"{UNITS}/{name}", what=_description(units[name]), content=units[name]))
     for hook in HOOKS:
         content, what = (config / hook).read_bytes(), "hook script, unused until you configure it"
-        made.append(Piece(path=f"{LIBRARY}/{hook}", what=what, content=content, mode=0o755))
-    made.append(Piece(path=SAMPLE, what="sample settings", content=(config / "powerguard.yaml").read_bytes()))
+        made.append(InstalledFile(path=f"{LIBRARY}/{hook}", what=what, content=content, mode=0o755))
+    made.append(InstalledFile(path=SAMPLE, what="sample settings", content=(config / "powerguard.yaml").read_bytes()))
     sample = (config / "sentinel.yaml").read_bytes()
-    made.append(Piece(path=SENTINEL_SAMPLE, what="sample settings of a sentinel", content=sample))
+    made.append(InstalledFile(path=SENTINEL_SAMPLE, what="sample settings of a sentinel", content=sample))
     enabled = [*ALWAYS, *(unit for part in PARTS if part in parts for unit in PARTS[part])]
     if with_daemon:
         enabled.append(DAEMON)
     made += [link for unit in enabled for link in _enabling(unit, units[unit])]
     for name, folder in COMMANDS.items():
         if os.path.lexists(root / prefix[1:] / "bin" / name):
-            made.append(Piece(path=f"{folder}/{name}", what="command", link=f"{prefix}/bin/{name}"))
+            made.append(InstalledFile(path=f"{folder}/{name}", what="command", link=f"{prefix}/bin/{name}"))
     return made
 
 
@@ -148,7 +148,7 @@ def _unusual(prefix: str) -> tuple[str, ...]:
     return () if place == usual.resolve() else (str(place),)
 
 
-def resume_pieces(units: tuple[str, ...]) -> list[Piece]:
+def resume_pieces(units: tuple[str, ...]) -> list[InstalledFile]:
     """Return the files that let the daemon start these units, and stop after them."""
     if not units:
         return []
@@ -156,13 +156,13 @@ def resume_pieces(units: tuple[str, ...]) -> list[Piece]:
     wants = f"{head}Wants={' '.join(units)}\n".encode()
     before = f"{head}Before={' '.join(units)}\n".encode()
     return [
-        Piece(
+        InstalledFile(
             path=f"{UNITS}/{RESUME}.d/50-resume-units.conf",
             what=f"after a power-off the daemon starts {named}",
             content=wants,
             is_choice=True,
         ),
-        Piece(
+        InstalledFile(
             path=f"{UNITS}/{DAEMON}.d/50-resume-units.conf",
             what=f"the daemon outlives {named}",
             content=before,
@@ -171,7 +171,7 @@ def resume_pieces(units: tuple[str, ...]) -> list[Piece]:
     ]
 
 
-def credential_pieces(names: Collection[str]) -> list[Piece]:
+def credential_pieces(names: Collection[str]) -> list[InstalledFile]:
     """Return the file that gives the daemon these secrets; none without secrets."""
     if not names:
         return []
@@ -179,13 +179,13 @@ def credential_pieces(names: Collection[str]) -> list[Piece]:
     for name in names:
         lines += [f"LoadCredential={name}:{SECRETS}/{name}", f"SetCredential={name}:\\n"]
     what = f"gives the daemon its secrets: {', '.join(names)}"
-    return [Piece(path=CREDENTIALS, what=what, content=("\n".join(lines) + "\n").encode())]
+    return [InstalledFile(path=CREDENTIALS, what=what, content=("\n".join(lines) + "\n").encode())]
 
 
-def _enabling(unit: str, text: bytes) -> Iterator[Piece]:
+def _enabling(unit: str, text: bytes) -> Iterator[InstalledFile]:
     """Links as `systemctl enable` makes them, of the unit's own [Install] section."""
     for target in re.findall(r"^WantedBy=(\S+)$", text.decode(), re.MULTILINE):
-        yield Piece(path=f"{UNITS}/{target}.wants/{unit}", what="enabled", link=f"{UNITS}/{unit}")
+        yield InstalledFile(path=f"{UNITS}/{target}.wants/{unit}", what="enabled", link=f"{UNITS}/{unit}")
 
 
 def _description(text: bytes) -> str:

@@ -46,7 +46,7 @@ class Report:
             return "must be run as root (--dry-run only shows the steps)"
         return ""
 
-    def did(self, word: str) -> str:
+    def result_word(self, word: str) -> str:
         """Return the word for a result, in dry-run with "would be"."""
         return f"would be {word}" if self.dry_run else word
 
@@ -57,12 +57,12 @@ class Report:
             print(json.dumps(self._object(), indent=2))
             return status
         paint = Paint(sys.stdout)
-        for rows, usual, words in ((self.files, "unchanged", "files unchanged"), (self.steps, "done", "steps done")):
+        for rows, usual, text in ((self.files, "unchanged", "files unchanged"), (self.steps, "done", "steps done")):
             shown = [row for row in rows if verbose or row[2] != usual]
             if shown:
-                _say(*table([[clean(did), clean(path), clean(what)] for path, what, did in shown], indent=""))
+                _say(*table([[clean(result), clean(path), clean(what)] for path, what, result in shown], indent=""))
             if len(shown) < len(rows):
-                print(f"{len(rows) - len(shown)} {words} (--verbose names them)")
+                print(f"{len(rows) - len(shown)} {text} (--verbose names them)")
         for path, why, content in self.offers:
             print(f"{paint('optional', 'yellow')}, written only with --with drop-ins: {clean(why)}\n  {clean(path)}")
             print("\n".join(f"    {clean(line)}" for line in content.splitlines() if line[:1] != "#"))
@@ -82,8 +82,8 @@ class Report:
             "root": str(self.root),
             "dry_run": self.dry_run,
             "is_done": not self.failed,
-            "files": [{"path": path, "what": what, "did": did} for path, what, did in self.files],
-            "steps": [{"command": command, "what": what, "did": did} for command, what, did in self.steps],
+            "files": [{"path": path, "what": what, "did": result} for path, what, result in self.files],
+            "steps": [{"command": command, "what": what, "did": result} for command, what, result in self.steps],
             **({"offers": offers} if self.verb == "install" else {}),
             "doubts": self.doubts,
             "next": self.then,

@@ -124,7 +124,7 @@ def _take_away(disk: "Disk", report: Report) -> None:
         if state == "changed":
             report.files.append((path, "", "left: was changed since"))
         elif state == "same":
-            report.files.append((path, "", report.did("removed")))
+            report.files.append((path, "", report.result_word("removed")))
     if report.dry_run:
         return
     with disk.alone():

@@ -14,7 +14,7 @@ from powerguard.cli.shared import fail
 
 if TYPE_CHECKING:
     from powerguard.cli.install.disk import Disk
-    from powerguard.cli.install.pieces import Piece
+    from powerguard.cli.install.pieces import InstalledFile
     from powerguard.settings.schema import Settings
 
 
@@ -106,10 +106,10 @@ def _install(args: argparse.Namespace, report: Report, prefix: str) -> None:
 
     disk = Disk(report.root)
     disk.load()
-    asked = {part for part in args.parts if part in parts_of.PARTS}
+    requested = {part for part in args.parts if part in parts_of.PARTS}
     if report.live and host.has_bmc(report.root):
-        asked.add("ipmi")
-    parts = sorted(asked | set(disk.manifest.parts))
+        requested.add("ipmi")
+    parts = sorted(requested | set(disk.manifest.parts))
     has_settings = disk.place(parts_of.SETTINGS).exists()
     # Settings that are missing for a moment must not keep the daemon from starting at the next boot.
     with_daemon = has_settings or parts_of.AT_BOOT in disk.manifest.files
@@ -175,35 +175,35 @@ def _then_sentinel(disk: "Disk", report: Report) -> None:
     if not os.path.lexists(disk.place(SENTINEL_AT_BOOT)):
         check = f"powerguard sentinel --config {SENTINEL_SETTINGS} --check"
         report.then.append(f"{check}; systemctl enable --now {SENTINEL}: it is not started at boot")
-    elif any(path.endswith(f"/{SENTINEL}") and did == "updated" for path, _, did in report.files):
+    elif any(path.endswith(f"/{SENTINEL}") and result == "updated" for path, _, result in report.files):
         report.then.append(f"systemctl restart {SENTINEL}: the old version still runs")
 
 
-def _put(disk: "Disk", wanted: "list[Piece]", report: Report, *, force: bool) -> bool:
+def _put(disk: "Disk", wanted: "list[InstalledFile]", report: Report, *, force: bool) -> bool:
     """Put all pieces in place, or none if one of them is refused. Return whether they were."""
     looks = [disk.look(piece) for piece in wanted]
     report.failed = not force and any(look.found == "foreign" for look in looks)
-    todo: list[Piece] = []
+    todo: list[InstalledFile] = []
     for look in looks:
         if look.found == "same":
-            did = "unchanged"
+            result = "unchanged"
         elif look.found in {"foreign", "disabled"} and not force:
-            did = f"{'refused' if look.found == 'foreign' else 'left out'}: {look.why}"
+            result = f"{'refused' if look.found == 'foreign' else 'left out'}: {look.why}"
         else:
-            did = "not done" if report.failed else report.did(_WORDS[look.found])
+            result = "not done" if report.failed else report.result_word(_WORDS[look.found])
             todo.append(look.piece)
-        report.files.append((look.piece.path, look.piece.what, did))
+        report.files.append((look.piece.path, look.piece.what, result))
     if report.failed:
         report.then.append("no file was changed: move the refused files away, or overwrite them with --force")
         return False
     if report.dry_run:
-        report.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=True)]
+        report.files += [(path, "of an earlier run", result) for path, result in disk.others(wanted, dry_run=True)]
         return True
     with disk.alone():
         disk.begin([look.piece for look in looks if look.found == "same" or look.piece in todo])
         for piece in todo:
             disk.put(piece)
-        report.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=False)]
+        report.files += [(path, "of an earlier run", result) for path, result in disk.others(wanted, dry_run=False)]
         disk.end(wanted)
     return True
 
@@ -212,7 +212,7 @@ def _is_renewed(report: Report) -> bool:
     """Say whether a change was made that a running daemon does not see."""
     from powerguard.cli.install.pieces import CREDENTIALS
 
-    return any(did == "updated" or (path == CREDENTIALS and did != "unchanged") for path, _, did in report.files)
+    return any(state == "updated" or (path == CREDENTIALS and state != "unchanged") for path, _, state in report.files)
 
 
 def _status(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -252,9 +252,9 @@ def _settings(disk: "Disk", report: Report) -> "Settings | None":
         return None
 
 
-def _credentials(disk: "Disk", settings: "Settings | None") -> "list[Piece]":
+def _credentials(disk: "Disk", settings: "Settings | None") -> "list[InstalledFile]":
     """Return the file that gives the daemon the secrets of its settings, except those of another unit file."""
-    from powerguard.cli.install.pieces import CREDENTIALS, Piece, credential_pieces
+    from powerguard.cli.install.pieces import CREDENTIALS, InstalledFile, credential_pieces
     from powerguard.cli.secret import named
 
     if settings is not None:
@@ -262,7 +262,7 @@ def _credentials(disk: "Disk", settings: "Settings | None") -> "list[Piece]":
     if CREDENTIALS in disk.manifest.files and disk.state_of(CREDENTIALS) == "same":
         # Settings that are invalid for a moment must not remove the secrets.
         content = disk.place(CREDENTIALS).read_bytes()
-        return [Piece(path=CREDENTIALS, what="gives the daemon its secrets", content=content)]
+        return [InstalledFile(path=CREDENTIALS, what="gives the daemon its secrets", content=content)]
     return []
 
 
@@ -271,7 +271,7 @@ def _secrets(args: argparse.Namespace, disk: "Disk", report: Report, settings: "
     from powerguard.cli.secret import asked_for, named, put
 
     missing = [each.name for each in named(disk.root, settings) if each.stands == "missing"]
-    put_there = False
+    is_written = False
     for name in missing:
         if report.dry_run or args.json or not sys.stdin.isatty():
             report.then.append(f"powerguard secret set {name}: it is missing")
@@ -280,8 +280,8 @@ def _secrets(args: argparse.Namespace, disk: "Disk", report: Report, settings: "
             report.files.append(
                 (str(put(disk.root, name, asked_for(name))), "secret, readable by root only", "written")
             )
-            put_there = True
+            is_written = True
         except ValueError as error:
             print(f"{name}: {error}", file=sys.stderr)
             report.then.append(f"powerguard secret set {name}: {error}")
-    return put_there
+    return is_written

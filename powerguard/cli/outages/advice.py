@@ -119,7 +119,7 @@ def _add_return(facts: OutageFacts, latched: Mapping[str, Any] | None, add: Any)
 class _Case(NamedTuple):
     """The input of a rule: the gathered outage, and the report so far."""
 
-    told: OutageFacts
+    facts: OutageFacts
     report: Mapping[str, Any]
     measured: bool
 
@@ -216,7 +216,7 @@ def _never_answered(case: _Case) -> Iterator[Advice]:
 
 def _older(case: _Case) -> Iterator[Advice]:
     older = [t for t in case.report["trainers"] if t["steps_lost"] is None or t["steps_lost"] > 0]
-    stood = case.told.notes("older_checkpoint_stands")
+    stood = case.facts.notes("older_checkpoint_stands")
     if stood:
         known = [t["steps_lost"] for t in older if t["steps_lost"]]
         lost = f", {max(known)} steps behind" if known else ""
@@ -256,7 +256,7 @@ def _signalled(case: _Case) -> Iterator[Advice]:
 
 
 def _load(case: _Case) -> Iterator[Advice]:
-    raised = case.told.notes("load_not_fallen_raised")
+    raised = case.facts.notes("load_not_fallen_raised")
     if raised:
         yield _say(
             "load_not_fallen",
@@ -279,12 +279,12 @@ def _load(case: _Case) -> Iterator[Advice]:
 
 
 def _sources(case: _Case) -> Iterator[Advice]:
-    lost = case.told.notes("source_lost")
+    lost = case.facts.notes("source_lost")
     if lost:
-        back = [number(s.numbers.get("lost_s")) for s in case.told.notes("source_recovered")]
+        back = [number(s.numbers.get("lost_s")) for s in case.facts.notes("source_recovered")]
         longest = max((s for s in back if s is not None), default=None)
         how_long = f", at the longest for {duration(longest)}" if longest is not None else ""
-        one = case.told.policy is not None and case.told.policy.sources < 2
+        one = case.facts.policy is not None and case.facts.policy.sources < 2
         second = "Give the UPS a second source, over another path" if one else "All paths to the UPS failed"
         yield _say(
             "source_lost",
@@ -296,8 +296,8 @@ def _sources(case: _Case) -> Iterator[Advice]:
 
 
 def _bmc(case: _Case) -> Iterator[Advice]:
-    answers = case.told.notes("policy_verified")
-    failed = [s for s in case.told.notes("action_failed") if s.numbers.get("action") == "EnsurePolicy"]
+    answers = case.facts.notes("policy_verified")
+    failed = [s for s in case.facts.notes("action_failed") if s.numbers.get("action") == "EnsurePolicy"]
     if any(s.numbers.get("verified") is True for s in answers) or not (answers or failed):
         return
     why = f": {clean(failed[-1].line.because)}" if failed else ""
@@ -311,8 +311,8 @@ def _bmc(case: _Case) -> Iterator[Advice]:
 
 
 def _health(case: _Case) -> Iterator[Advice]:
-    policy = case.told.policy
-    if policy is None or case.told.start is None:
+    policy = case.facts.policy
+    if policy is None or case.facts.start is None:
         return
     if not policy.runtime_table and not any(each.policy.runtime_table for each in policy.feeds):
         yield _say(
@@ -323,7 +323,7 @@ def _health(case: _Case) -> Iterator[Advice]:
             "ups.NAME.runtime_table",
         )
     origins = [each.policy for each in policy.feeds] or [policy]
-    models = [each.battery.model for each in case.told.start.state.upses] or [case.told.start.state.battery.model]
+    models = [each.battery.model for each in case.facts.start.state.upses] or [case.facts.start.state.battery.model]
     presumed = any(p.health_from in ("default", "battery_old") for p in origins)
     if presumed and not case.measured and not any(_has_measured(m) for m in models):
         share = min(p.health for p in origins)
@@ -357,11 +357,11 @@ def _late(case: _Case) -> Iterator[Advice]:
 
 
 def _grade(case: _Case) -> Iterator[Advice]:
-    phases = case.told.notes("phase_changed")
+    phases = case.facts.notes("phase_changed")
     latched = next((step for step in reversed(phases) if step.numbers.get("new") == "shutdown"), None)
     if latched is None:
         return
-    grade = ordered_grade(case.told) or latched.numbers.get("grade")
+    grade = ordered_grade(case.facts) or latched.numbers.get("grade")
     if grade in (Grade.SHORT, Grade.BARE):
         yield _say(
             "stop_cut_short",
@@ -369,11 +369,11 @@ def _grade(case: _Case) -> Iterator[Advice]:
             f"Only a {grade} stop fitted the battery: it is too small for this load, or its health counts as too low. "
             "`powerguard plan --size` shows which changes make a full one fit.",
         )
-    slack_s = number(case.told.outage.record.figures.get("slack_at_commit_s"))
+    slack_s = number(case.facts.outage.record.figures.get("slack_at_commit_s"))
     if slack_s is None or slack_s >= -LATE_S:
         return
     text = f"The stop began {duration(-slack_s)} late and used up part of the reserve"
-    dwell_s = 0.0 if case.told.policy is None else case.told.policy.commit_dwell_s
+    dwell_s = 0.0 if case.facts.policy is None else case.facts.policy.commit_dwell_s
     before = [step for step in phases if step.after_s < latched.after_s and step.numbers.get("new") != "online"]
     moments = [(s.after_s, number(s.numbers.get("reff_s")), number(s.numbers.get("stop_s"))) for s in before]
     if short_since_s(moments, latched.after_s, dwell_s) is not None:
@@ -401,13 +401,13 @@ def _stop(case: _Case) -> Iterator[Advice]:
 
 
 def _return(case: _Case) -> Iterator[Advice]:
-    if case.told.notes("resume_failed"):
+    if case.facts.notes("resume_failed"):
         yield _say(
             "resume_failed", "error", "powerguard could not start training, and a person had to. Check the unit that "
             "resume.target names.", "resume.target",
         )  # fmt: skip
     yield from _powered_on(case)
-    missed = case.told.notes("host_incomplete_raised")
+    missed = case.facts.notes("host_incomplete_raised")
     if missed:
         yield _say(
             "host_incomplete",
@@ -441,8 +441,12 @@ def _powered_on(case: _Case) -> Iterator[Advice]:
     elif case.report["outcome"] != "clean_shutdown" or back["powered_on_by"] == LATE_REBOOT:
         return
     elif back["ac_gone"] is False:
-        by = back["powered_on_by"]
-        what = f"It was powered on by: {by.replace('-', ' ')}." if by else "The BMC does not report what powered it on."
+        cause = back["powered_on_by"]
+        what = (
+            f"It was powered on by: {cause.replace('-', ' ')}."
+            if cause
+            else "The BMC does not report what powered it on."
+        )
         yield _say(
             "ac_never_gone",
             "info",
@@ -459,7 +463,7 @@ def _powered_on(case: _Case) -> Iterator[Advice]:
 
 
 def _journal(case: _Case) -> Iterator[Advice]:
-    if any(step.line.kind == "gap" for step in case.told.steps):
+    if any(step.line.kind == "gap" for step in case.facts.steps):
         yield _say(
             "journal_gap",
             "warning",
@@ -467,7 +471,7 @@ def _journal(case: _Case) -> Iterator[Advice]:
             "space.",
             "journal.path",
         )
-    if case.told.elapsed.doubted or case.told.elapsed.set_s:
+    if case.facts.elapsed.doubted or case.facts.elapsed.set_s:
         yield _say(
             "clock_set",
             "info",

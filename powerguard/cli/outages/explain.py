@@ -62,15 +62,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         with read_only(journal_of(args)) as db:
             if args.outage == history.JOB:
-                told, show = history.explained_holds(history.holds(db)), history.describe_holds
+                answer, show = history.explained_holds(history.holds(db)), history.describe_holds
             else:
-                told = explained(gather(read(db, args.outage)))
-                more = history.holds_within(db, told["started_at"], told["ended_at"])
+                answer = explained(gather(read(db, args.outage)))
+                more = history.holds_within(db, answer["started_at"], answer["ended_at"])
     except UnknownOutageError as error:
         return fail(args, "explain", str(error), EX_USAGE)
     except JournalError as error:
         return fail(args, "explain", str(error), EX_NOINPUT)
-    print_answer(args, told, lambda: fold([*show(told, Paint(sys.stdout)), *more]))
+    print_answer(args, answer, lambda: fold([*show(answer, Paint(sys.stdout)), *more]))
     return 0
 
 
@@ -81,16 +81,18 @@ def explained(facts: OutageFacts) -> dict[str, Any]:
     """Return the outage as one object, for the text and for --json."""
     record, story, elapsed, policy = facts.outage.record, facts.outage.lines, facts.elapsed, facts.policy
     mode = None if policy is None else policy.mode.value
-    asked = [line for line in story if line.kind == "action" and line.event == "TriggerCheckpoint"]
+    requests = [line for line in story if line.kind == "action" and line.event == "TriggerCheckpoint"]
     steps = [
-        _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, story, mode, asked)
+        _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, story, mode, requests)
         for line in story
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
     _add_wait(steps, policy)
-    mine = None if facts.start is None else facts.start.policy.ups
+    own_ups = None if facts.start is None else facts.start.policy.ups
     readings = [
-        (at_s, each.output_source.value) for at_s, each in facts.readings if facts.heard and mine in (None, each.ups)
+        (at_s, each.output_source.value)
+        for at_s, each in facts.readings
+        if facts.events and own_ups in (None, each.ups)
     ]
     return {
         "schema_version": 1,
@@ -107,9 +109,9 @@ def explained(facts: OutageFacts) -> dict[str, Any]:
     }
 
 
-def _trains_on(asked: Sequence[Line], until: Line) -> str:
-    """Name the trainers whose last checkpoint request let them train on. asked: all of these requests."""
-    after = {str(line.payload.get("trainer")): line.payload.get("after") for line in asked if line.seq < until.seq}
+def _trains_on(requests: Sequence[Line], until: Line) -> str:
+    """Name the trainers whose last checkpoint request let them train on. requests: all checkpoint requests."""
+    after = {str(line.payload.get("trainer")): line.payload.get("after") for line in requests if line.seq < until.seq}
     return ", ".join(name for name, then in after.items() if then == "continue")
 
 
@@ -133,13 +135,13 @@ def _add_wait(steps: Sequence[dict[str, Any]], policy: Policy | None) -> None:
 
 
 def _step(
-    elapsed: Elapsed, line: Line, story: Sequence[Line], mode: str | None, asked: Sequence[Line]
+    elapsed: Elapsed, line: Line, story: Sequence[Line], mode: str | None, requests: Sequence[Line]
 ) -> dict[str, Any]:
     numbers = pairs(line.payload.get("numbers"))
-    context: dict[str, object] = {"trains_on": _trains_on(asked, line)}
+    context: dict[str, object] = {"trains_on": _trains_on(requests, line)}
     if line.event == "host_returned":  # Its own figure is by the clock at boot, which may have been wrong.
-        context["away_s"] = elapsed.gone_s.get(line.boot_id)
-    if line.event == "outage_ended" and elapsed.gone_s:
+        context["away_s"] = elapsed.away_s.get(line.boot_id)
+    if line.event == "outage_ended" and elapsed.away_s:
         context["lasted_s"] = elapsed.ended_s
     if line.event == "host_powered_on":
         context["late_reboot"] = is_late_reboot(story, line, numbers)
@@ -212,38 +214,40 @@ def what_if(
     Computed with each boot's own clock, so a change of the wall clock has no effect.
     """
     paused, held, latched = (_moment_of(steps, name) for name in ("emergency_checkpoint", "holding", "shutdown"))
-    told: list[str] = []
+    sentences: list[str] = []
     stable_s = None if policy is None else policy.utility_stable_s
     if latched is not None and stable_s is not None and not latched["because"].startswith("power_off_at"):
-        by_s = latched["after_s"]
-        text = f"Utility back before {clock_of(latched['at'])} ({after_start(by_s)}) would have spared the power-off: "
+        at_s = latched["after_s"]
+        text = f"Utility back before {clock_of(latched['at'])} ({after_start(at_s)}) would have spared the power-off: "
         text += f"one reading of it holds the commit back, and {stable_s:.0f} s of it end the outage."
         came_s = _returned_s(readings, paused["after_s"] if paused is not None else 0.0)
-        if came_s is not None and by_s <= came_s < by_s + 600.0:
-            text += f" It came {duration(came_s - by_s)} too late."
-        told.append(text)
+        if came_s is not None and at_s <= came_s < at_s + 600.0:
+            text += f" It came {duration(came_s - at_s)} too late."
+        sentences.append(text)
     elif paused is not None and record.outcome == "resumed_in_place":
         came_s = _returned_s(readings, paused["after_s"])
         if came_s is not None:
             early = duration(came_s - paused["after_s"])
-            told.append(f"Utility {early} earlier, and no emergency checkpoint would have been due.")
+            sentences.append(f"Utility {early} earlier, and no emergency checkpoint would have been due.")
         last = held or paused
         reff_s, stop_s = (number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
         spare_s = 0.0 if reff_s is None or stop_s is None else reff_s - stop_s - _room_s(last["numbers"])
         is_aborted = any(step["numbers"].get("cause") == Cause.ABORTED for step in steps)
         if came_s is not None and held is not None and spare_s > 0.0 and not is_aborted:
-            told.append(
+            sentences.append(
                 f"When the hold began, at least {duration(spare_s)} were left until the power-off, at the load "
                 f"that was expected; utility came after {duration(came_s - held['after_s'])} of it."
             )
     elif paused is None and record.outcome == "ridden_through":
-        told += _spare(_moment_of(steps, "online"))
+        sentences += _spare(_moment_of(steps, "online"))
     if latched is not None:
         ordered = next((step for step in reversed(steps) if step["event"] == "power_off_ordered"), latched)
-        told += _grades(latched, ordered["numbers"].get("grade"), policy)
+        sentences += _grades(latched, ordered["numbers"].get("grade"), policy)
     if paused is not None and paused["because"] == "blind":
-        told.append("With a runtime table in the settings (runtime_table), training could have continued for longer.")
-    return told
+        sentences.append(
+            "With a runtime table in the settings (runtime_table), training could have continued for longer."
+        )
+    return sentences
 
 
 def _room_s(numbers: Mapping[str, Any]) -> float:
@@ -302,7 +306,7 @@ def _durations(
     """Return how long each part took, in seconds; None if it did not happen or is unknown."""
     record, elapsed = facts.outage.record, facts.elapsed
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
-    away = [elapsed.gone_s.get(step.line.boot_id) for step in facts.notes("host_returned")]
+    away = [elapsed.away_s.get(step.line.boot_id) for step in facts.notes("host_returned")]
     known = [s for s in away if s is not None]
     return {
         "trained_on_s": between(0.0, at["emergency_checkpoint"]),
@@ -325,13 +329,13 @@ def _held_s(facts: OutageFacts) -> float | None:
 # --- Output -----------------------------------------------------------------------------------------------------------
 
 
-def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
+def describe(answer: Mapping[str, Any], paint: Paint) -> list[str]:
     """Return the explanation as lines."""
-    outcome = clean(outcome_of(told["outcome"] or "", told["mode"]))
-    running = told["ended_at"] is None
+    outcome = clean(outcome_of(answer["outcome"] or "", answer["mode"]))
+    running = answer["ended_at"] is None
     lines = [
-        paint(f"outage {clean(told['outage'])}, {moment(told['started_at'])}{mode_note(told['mode'])}", "bold"),
-        f"it still runs; phase: {PHASES.get(told['phase'], told['phase'])}" if running else outcome,
+        paint(f"outage {clean(answer['outage'])}, {moment(answer['started_at'])}{mode_note(answer['mode'])}", "bold"),
+        f"it still runs; phase: {PHASES.get(answer['phase'], answer['phase'])}" if running else outcome,
         "",
     ]
     rows = [
@@ -340,14 +344,14 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
             after_start(step["after_s"]),
             paint(clean(step["text"]), _COLOURS.get(str(step["level"]), "")),
         )
-        for step in told["steps"]
+        for step in answer["steps"]
     ]
     lines += table(rows, indent="") or ["the journal has no step of it left"]
-    if told["what_if"]:
+    if answer["what_if"]:
         lines += ["", "What would have changed it"]
-        lines += [f"  {clean(text)}" for text in told["what_if"]]
-    names = durations_in(told["mode"]) | ({"on_battery_s": SO_FAR} if running else {})
-    known = [(text, duration(told["durations"][name])) for name, text in names.items()]
+        lines += [f"  {clean(text)}" for text in answer["what_if"]]
+    names = durations_in(answer["mode"]) | ({"on_battery_s": SO_FAR} if running else {})
+    known = [(text, duration(answer["durations"][name])) for name, text in names.items()]
     known = [row for row in known if row[1] != "?"]
     if known:
         lines += ["", "How long it took", *table(known)]

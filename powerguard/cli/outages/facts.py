@@ -37,13 +37,13 @@ class Step(NamedTuple):
 
 
 class OutageFacts(NamedTuple):
-    """An outage as it is gathered from. readings, heard: (moment, event), in their order."""
+    """An outage as it is gathered from. readings, events: (moment, event), in their order."""
 
     outage: Outage
     elapsed: Elapsed
     steps: tuple[Step, ...]
     readings: tuple[tuple[float, Reading], ...]
-    heard: tuple[tuple[float, Any], ...]
+    events: tuple[tuple[float, Any], ...]
     start: ReplayStart | None
     last_s: float
     """The last known moment."""
@@ -72,13 +72,13 @@ def gather(outage: Outage) -> OutageFacts:
     """Read an outage once, for all facts."""
     elapsed = Elapsed(outage.record, outage.lines, outage.rows)
     steps = tuple(Step(elapsed.of(line), line, _numbers(line)) for line in outage.lines)
-    heard = [
+    events = [
         (at_s, event)
         for row in outage.rows
         for event in row.heard.events
         if (at_s := elapsed.at(row.boot_id, event.at_s)) is not None
     ]
-    readings = [(at_s, event) for at_s, event in heard if isinstance(event, Reading)]
+    readings = [(at_s, event) for at_s, event in events if isinstance(event, Reading)]
     if not readings:  # A journal of before readings were kept, or one that was salvaged: one in five seconds.
         read = ((step.after_s, _read(step.line, Reading)) for step in steps)
         readings = [(at_s, reading) for at_s, reading in read if isinstance(reading, Reading)]
@@ -89,7 +89,7 @@ def gather(outage: Outage) -> OutageFacts:
         elapsed=elapsed,
         steps=steps,
         readings=tuple(readings),
-        heard=tuple(heard),
+        events=tuple(events),
         start=next((row.heard.start for row in outage.rows if row.heard.start is not None), None),
         last_s=last_s,
     )
@@ -224,10 +224,10 @@ def phases(facts: OutageFacts) -> list[dict[str, Any]]:
 
 def _away(facts: OutageFacts, returned: Step, since_s: float) -> list[tuple[str, float]]:
     """Return the parts between the last entry of the old boot and the daemon's return."""
-    gone = [
+    earlier_s = [
         s.after_s for s in facts.steps if s.line.seq < returned.line.seq and s.line.boot_id != returned.line.boot_id
     ]
-    last_s = max(gone, default=since_s)
+    last_s = max(earlier_s, default=since_s)
     stop_s = measured(facts, "stop", returned.line.boot_id)
     commit = [s for s in facts.notes("phase_changed") if s.numbers.get("new") == "shutdown" and s.after_s <= last_s]
     dark_s = last_s if stop_s is None or not commit else max(last_s, commit[-1].after_s + stop_s)
@@ -259,7 +259,9 @@ def _ac_gone(facts: OutageFacts, back: Step, powered_on: Mapping[str, Any], *, r
         s for s in facts.notes("power_on_armed") if s.line.seq < back.line.seq and s.numbers.get("method") == "output"
     ]
     drained = any(
-        (was := before[ups].charge_pct) is not None and now.charge_pct is not None and now.charge_pct < was - _DRAINED
+        (old_pct := before[ups].charge_pct) is not None
+        and now.charge_pct is not None
+        and now.charge_pct < old_pct - _DRAINED
         for ups, now in after.items()
         if ups in before
     )
@@ -279,9 +281,9 @@ def _brought_by(cause: object, later: Sequence[Step], *, rebooted: bool) -> str 
     """
     if rebooted:
         return LATE_REBOOT
-    told = cause if isinstance(cause, str) and cause else None
+    known_cause = cause if isinstance(cause, str) and cause else None
     ordered = any(s.line.event == "Done" and number(s.numbers.get("orders")) for s in later)
-    return "sentinel" if ordered and told in {None, RestartCause.CHASSIS_CONTROL.value} else told
+    return "sentinel" if ordered and known_cause in {None, RestartCause.CHASSIS_CONTROL.value} else known_cause
 
 
 def measured(facts: OutageFacts, need: str, boot_id: str) -> float | None:
@@ -337,7 +339,7 @@ def recovery(facts: OutageFacts) -> dict[str, Any]:
     started_s = None if started is None else started.after_s
     ended_s = seen_s if seen_s is not None else started_s
     return {
-        "away_s": facts.elapsed.gone_s.get(back.line.boot_id),
+        "away_s": facts.elapsed.away_s.get(back.line.boot_id),
         "stop_s": measured(facts, "stop", back.line.boot_id),
         "powered_on_by": _brought_by(powered_on.get("cause"), later, rebooted=rebooted),
         "ac_failed": powered_on.get("ac_failed"),
@@ -376,7 +378,7 @@ def _answers(facts: OutageFacts) -> list[float]:
 
     The outage ends when training is started; its first step is in the lines after it.
     """
-    found = [at_s for at_s, event in facts.heard if isinstance(event, TrainerSeen) and _trains(event)]
+    found = [at_s for at_s, event in facts.events if isinstance(event, TrainerSeen) and _trains(event)]
     for line in (*facts.outage.lines, *facts.outage.after):
         seen = _read(line, TrainerSeen)
         if line.event == "trainer_appeared" or (isinstance(seen, TrainerSeen) and _trains(seen)):
@@ -403,7 +405,7 @@ def trainers(facts: OutageFacts) -> list[dict[str, Any]]:
             orders.setdefault(str(step.numbers.get("trainer")), []).append(step)
     expected = _expected(facts, paused_s)
     lost = _steps_lost(facts)
-    found = [_trainer(name, asked, outcomes, expected.get(name), lost) for name, asked in orders.items()]
+    found = [_trainer(name, requests, outcomes, expected.get(name), lost) for name, requests in orders.items()]
     for each in found:
         _add_end(facts, each, paused_s)
     return found
@@ -411,17 +413,17 @@ def trainers(facts: OutageFacts) -> list[dict[str, Any]]:
 
 def _add_end(facts: OutageFacts, trainer: dict[str, Any], paused_s: float) -> None:
     """Enter the signals, and the work at risk after the checkpoint: until the trainer's end, or the commit."""
-    mine = [s for s in facts.steps if s.after_s >= paused_s and s.numbers.get("trainer") == trainer["trainer"]]
+    steps = [s for s in facts.steps if s.after_s >= paused_s and s.numbers.get("trainer") == trainer["trainer"]]
     trainer["signals"] = [
         {"signal": _SIGNALS[s.line.event], "at_s": s.after_s, **_effect(facts, s.after_s)}
-        for s in mine
+        for s in steps
         if s.line.event in _SIGNALS
     ]
     returned = facts.first("host_returned")
     stays = returned is None and facts.outage.record.ended_wall is not None  # rehearsed, called off, or never ordered
     off_s = None if stays else facts.phase("shutdown")
     off_s = returned.after_s if off_s is None and returned is not None else off_s
-    ends = [s.after_s for s in mine if s.line.event in _ENDS and (off_s is None or s.after_s <= off_s)]
+    ends = [s.after_s for s in steps if s.line.event in _ENDS and (off_s is None or s.after_s <= off_s)]
     trainer["ended_s"] = min(ends, default=None)
     until_s = min([*ends, *([] if off_s is None else [off_s])], default=None)
     durable_s = trainer["durable_s"]
@@ -438,10 +440,10 @@ def _add_end(facts: OutageFacts, trainer: dict[str, Any], paused_s: float) -> No
 
 def _behind(facts: OutageFacts, trainer: Mapping[str, Any], until_s: float) -> int | None:
     """Return by how many steps a trainer was ahead of its newest checkpoint when last seen; None: unknown."""
-    seen = [e for at_s, e in facts.heard if isinstance(e, TrainerSeen) and at_s < until_s and e.alive]
-    mine = [e for e in seen if e.trainer == trainer["trainer"]]
-    steps = [e.step for e in mine if e.step is not None]
-    saved = [e.durable_step for e in mine if e.durable_step is not None]
+    seen = [e for at_s, e in facts.events if isinstance(e, TrainerSeen) and at_s < until_s and e.alive]
+    reports = [e for e in seen if e.trainer == trainer["trainer"]]
+    steps = [e.step for e in reports if e.step is not None]
+    saved = [e.durable_step for e in reports if e.durable_step is not None]
     saved += [] if trainer["step"] is None else [trainer["step"]]
     return max(0, steps[-1] - max(saved)) if steps and saved else None
 
@@ -449,7 +451,7 @@ def _behind(facts: OutageFacts, trainer: Mapping[str, Any], until_s: float) -> i
 def _effect(facts: OutageFacts, at_s: float) -> dict[str, float | None]:
     """Return what a signal did: load of the UPS and draw of this host before it, and once they had time to follow."""
     loads = [(seen_s, each.load_pct) for seen_s, each in sorted(facts.readings, key=lambda pair: pair[0])]
-    draws = [(seen_s, each.watts) for seen_s, each in facts.heard if isinstance(each, OwnLoad)]
+    draws = [(seen_s, each.watts) for seen_s, each in facts.events if isinstance(each, OwnLoad)]
 
     def around(seen: Sequence[tuple[float, float | None]]) -> tuple[float | None, float | None]:
         known = [(seen_s, value) for seen_s, value in seen if value is not None]
@@ -473,29 +475,29 @@ _ENDS: Final = ("trainer_terminated", "trainer_gone")
 
 def _trainer(
     name: str,
-    asked: Sequence[Step],
+    requests: Sequence[Step],
     outcomes: Mapping[str | None, Step],
     expected_s: float | None,
     lost: Mapping[str, int | None],
 ) -> dict[str, Any]:
-    answers = [outcomes[step.line.action] for step in asked if step.line.action in outcomes]
+    answers = [outcomes[step.line.action] for step in requests if step.line.action in outcomes]
     good = [step for step in answers if step.line.event == "Done"]
     bad = [step for step in answers if step.line.event == "Failed"]
     last = good[-1] if good else None
     found = {} if last is None else last.numbers
     # A trainer that continues is no longer at the step of its checkpoint.
-    at_step = found.get("at_paused_step") is True and asked[-1].numbers.get("after") != "continue"
+    at_step = found.get("at_paused_step") is True and requests[-1].numbers.get("after") != "continue"
     return {
         "trainer": name,
-        "asked_s": asked[0].after_s,
-        "tries": len(asked),
+        "asked_s": requests[0].after_s,
+        "tries": len(requests),
         "expected_s": expected_s,
         "took_s": None if last is None else number(last.line.payload.get("took_s")),
         "durable_s": None if last is None else last.after_s,
         "step": found.get("step") if isinstance(found.get("step"), int) else None,
         "verified": None if last is None else found.get("verified") is True,
         "steps_lost": lost.get(name, 0 if at_step else None),
-        "after": asked[-1].numbers.get("after"),
+        "after": requests[-1].numbers.get("after"),
         "at_risk_s": 0.0 if at_step else None,
         "signals": [],
         "ended_s": None,
@@ -509,13 +511,13 @@ def _expected(facts: OutageFacts, paused_s: float) -> dict[str, float]:
     """Return what a checkpoint of each trainer was counted with when the pause was ordered."""
     if facts.start is None:
         return {}
-    said = {each.name: each.checkpoint_s for each in facts.start.policy.trainers}
-    said |= {each.name: each.checkpoint_s for each in facts.start.state.trainers}
-    for at_s, event in facts.heard:
+    reported = {each.name: each.checkpoint_s for each in facts.start.policy.trainers}
+    reported |= {each.name: each.checkpoint_s for each in facts.start.state.trainers}
+    for at_s, event in facts.events:
         if isinstance(event, TrainerSeen) and at_s <= paused_s and event.checkpoint_s is not None:
-            said[event.trainer] = event.checkpoint_s
+            reported[event.trainer] = event.checkpoint_s
     learned = facts.start.state.learned
-    return {name: round(needs.checkpoint_s(learned, name, told_s), 3) for name, told_s in said.items()}
+    return {name: round(needs.checkpoint_s(learned, name, reported_s), 3) for name, reported_s in reported.items()}
 
 
 def _steps_lost(facts: OutageFacts) -> dict[str, int | None]:
@@ -532,7 +534,7 @@ def _steps_lost(facts: OutageFacts) -> dict[str, int | None]:
     return found
 
 
-def steps_lost(facts: OutageFacts, asked: Sequence[Mapping[str, Any]]) -> int | None:
+def steps_lost(facts: OutageFacts, trainer_rows: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the most steps that a trainer has lost; None if that is unknown for one of them.
 
     No step is lost if the host and its trainers never went down. If the host did, without a checkpoint in time, the
@@ -541,10 +543,10 @@ def steps_lost(facts: OutageFacts, asked: Sequence[Mapping[str, Any]]) -> int | 
     returned, outcome = facts.first("host_returned"), facts.outage.record.outcome
     stayed_on = returned is None and facts.phase("shutdown") is None
     if stayed_on and outcome not in ("lost", "clean_shutdown", "dirty"):  # else the journal has lost these steps
-        ended = [trainer["steps_lost"] for trainer in asked if trainer["ended_s"] is not None]
+        ended = [trainer["steps_lost"] for trainer in trainer_rows if trainer["ended_s"] is not None]
         return None if None in ended else max(ended, default=0)
-    known: list[int] = [trainer["steps_lost"] for trainer in asked if trainer["steps_lost"] is not None]
-    if asked and len(known) == len(asked):
+    known: list[int] = [trainer["steps_lost"] for trainer in trainer_rows if trainer["steps_lost"] is not None]
+    if trainer_rows and len(known) == len(trainer_rows):
         return max(known)
     return None if returned is None else _rolled_back(facts, returned)
 
@@ -632,5 +634,5 @@ def predicted_paused_load(facts: OutageFacts, load: float | None) -> float | Non
         return None
     state = facts.start.state
     then = replace(state, battery=replace(state.battery, load=load))
-    mine = own.own_load(facts.policy, then, facts.start.at_s)
-    return round(paused_load(facts.policy, state.trainers, load, state.learned, own=mine), 3)
+    own_load = own.own_load(facts.policy, then, facts.start.at_s)
+    return round(paused_load(facts.policy, state.trainers, load, state.learned, own=own_load), 3)

@@ -69,7 +69,7 @@ class Elapsed:
     boot is soon corrected. If the result is negative or more than a month, the time between is unknown, and later
     moments are counted from the end of the old boot.
 
-    gone_s: seconds between the last entry of the boot before and the first of this one, by boot; None: unknown.
+    away_s: seconds between the last entry of the boot before and the first of this one, by boot; None: unknown.
     doubted: the boots whose start after the one before is unknown.
     ended_s: when the outage ended; None while it runs, or if it ended in a doubted boot.
     set_s: boot, and by how many seconds its wall clock was set.
@@ -77,7 +77,7 @@ class Elapsed:
 
     def __init__(self, record: OutageRecord, lines: Sequence[Line], rows: Sequence[Recorded] = ()) -> None:
         """Look through all that has both clocks."""
-        self.gone_s: dict[str, float | None] = {}
+        self.away_s: dict[str, float | None] = {}
         self.doubted: list[str] = []
         self.set_s: list[tuple[str, float]] = []
         seen: dict[str, list[tuple[float, float]]] = {record.boot_id: []}
@@ -94,9 +94,9 @@ class Elapsed:
             elif both:
                 self._zero_s[boot_id] = self._after(last, both, boot_id) - both[0][0]
             if both:
-                by_s = (both[-1][1] - both[-1][0]) - (both[0][1] - both[0][0])
-                if abs(by_s) > _DOUBT_S:
-                    self.set_s.append((boot_id, round(by_s, 1)))
+                change_s = (both[-1][1] - both[-1][0]) - (both[0][1] - both[0][0])
+                if abs(change_s) > _DOUBT_S:
+                    self.set_s.append((boot_id, round(change_s, 1)))
                 last = (self._zero_s[boot_id] + both[-1][0], both[-1][1])
         self.ended_s = None if self.doubted else self._ended_s(record, lines)
 
@@ -109,14 +109,14 @@ class Elapsed:
 
     def _after(self, last: tuple[float, float] | None, both: Sequence[tuple[float, float]], boot_id: str) -> float:
         """Seconds since the outage began at the first entry of a later boot."""
-        self.gone_s[boot_id] = None
+        self.away_s[boot_id] = None
         if last is None:
             self.doubted.append(boot_id)
             return 0.0
-        gone_s = both[-1][1] - (both[-1][0] - both[0][0]) - last[1]
-        if 0.0 <= gone_s <= LONGEST_GAP_S:
-            self.gone_s[boot_id] = round(gone_s, 3)
-            return last[0] + gone_s
+        away_s = both[-1][1] - (both[-1][0] - both[0][0]) - last[1]
+        if 0.0 <= away_s <= LONGEST_GAP_S:
+            self.away_s[boot_id] = round(away_s, 3)
+            return last[0] + away_s
         self.doubted.append(boot_id)
         return last[0]
 
@@ -207,9 +207,9 @@ def is_late_reboot(story: Sequence[Line], back: Line, numbers: Mapping[str, obje
     if numbers.get("ac_failed") is True or str(numbers.get("cause")) in BY_HAND:
         return False
     before = [line for line in story if line.seq < back.seq and line.boot_id != back.boot_id]
-    gone = [line for line in before if line.boot_id == before[-1].boot_id]
-    orders = {line.action for line in gone if line.kind == "action" and line.event == "Reboot"}
-    return bool(orders) and not any(line.action in orders and line.event == "Failed" for line in gone)
+    last_boot = [line for line in before if line.boot_id == before[-1].boot_id]
+    orders = {line.action for line in last_boot if line.kind == "action" and line.event == "Reboot"}
+    return bool(orders) and not any(line.action in orders and line.event == "Failed" for line in last_boot)
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -315,28 +315,28 @@ _RETURN_WORDS: Final = {
 }
 
 
-def cost_rows(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what outages cost as rows of what and how much. told: `figures.plain_cost`."""
-    rows = [("training time lost", duration(told["lost_s"]["all"]))]
-    rows += [(f"- {cause.replace('_', ' ')}", duration(told["lost_s"][cause])) for cause in figures.CAUSES]
-    gpu_s = told["lost_gpu_s"]
+def cost_rows(cost: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what outages cost as rows of what and how much. cost: `figures.plain_cost`."""
+    rows = [("training time lost", duration(cost["lost_s"]["all"]))]
+    rows += [(f"- {cause.replace('_', ' ')}", duration(cost["lost_s"][cause])) for cause in figures.CAUSES]
+    gpu_s = cost["lost_gpu_s"]
     rows.append(("GPU time lost", "not known without the GPU helper" if gpu_s is None else duration(gpu_s)))
-    rows.append(("lost by the usual script, at least", duration(told["usual_script_lost_s"])))
-    asked = told["checkpoints"]
-    late = f", {asked['late']} of them late" if asked["late"] else ""
-    failed = f"; {asked['failed']} failed" if asked["failed"] else ""
-    rows.append(("checkpoints", f"{asked['asked']} asked for, {asked['durable']} durable{late}{failed}"))
-    for phase, words in _RETURN_WORDS.items():
-        if (taken := told["return_s"][phase])["count"]:
+    rows.append(("lost by the usual script, at least", duration(cost["usual_script_lost_s"])))
+    checkpoints = cost["checkpoints"]
+    late = f", {checkpoints['late']} of them late" if checkpoints["late"] else ""
+    failed = f"; {checkpoints['failed']} failed" if checkpoints["failed"] else ""
+    rows.append(("checkpoints", f"{checkpoints['asked']} asked for, {checkpoints['durable']} durable{late}{failed}"))
+    for phase, label in _RETURN_WORDS.items():
+        if (taken := cost["return_s"][phase])["count"]:
             longest = f" on average, {duration(taken['longest'])} at the longest" if taken["count"] > 1 else ""
-            rows.append((words, duration(taken["mean"]) + longest))
+            rows.append((label, duration(taken["mean"]) + longest))
     return rows
 
 
 def _list(args: argparse.Namespace, db: sqlite3.Connection) -> list[str]:
     since_s = _since(args.since)
     records = _began_since(db, since_s)[: args.limit]
-    told = [
+    outages = [
         {
             "outage": each.id,
             "started_at": each.started_wall,
@@ -351,8 +351,8 @@ def _list(args: argparse.Namespace, db: sqlite3.Connection) -> list[str]:
         for each in records
     ]
     if args.json:
-        return [json.dumps({"schema_version": 1, "object": "history", "outages": told}, indent=2)]
-    if not told:
+        return [json.dumps({"schema_version": 1, "object": "history", "outages": outages}, indent=2)]
+    if not outages:
         return [_no_outage(args.since, since_s)]
     rows = [
         (
@@ -362,7 +362,7 @@ def _list(args: argparse.Namespace, db: sqlite3.Connection) -> list[str]:
             clean(record.outcome or "-"),
             clean(record.id),
         )
-        for record, each in zip(records, told, strict=True)
+        for record, each in zip(records, outages, strict=True)
     ]
     return fold(table([_HEAD, *rows], indent=""))
 
@@ -426,9 +426,9 @@ def explained_holds(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"schema_version": 1, "object": "explanation_job", "holds": list(found)}
 
 
-def describe_holds(told: Mapping[str, Any], paint: Paint) -> list[str]:
+def describe_holds(answer: Mapping[str, Any], paint: Paint) -> list[str]:
     """Return them as lines."""
-    found = told["holds"]
+    found = answer["holds"]
     if not found:
         return ["training here never stood or ended because of another host of its job"]
     lines: list[str] = []

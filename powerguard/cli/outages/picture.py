@@ -166,42 +166,42 @@ def timeline(report: Mapping[str, Any], marks: Sequence[Mark]) -> str:
     )
 
 
-def _is_room(words: str, wide: float) -> bool:
-    return wide > 7.0 * len(words) + 6
+def _is_room(text: str, wide: float) -> bool:
+    return wide > 7.0 * len(text) + 6
 
 
-def _soft(at: float, y: float, words: str, anchor: str = "start") -> str:
-    return f'<text class="soft" x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(clean(words))}</text>'
+def _soft(at: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text class="soft" x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(clean(text))}</text>'
 
 
-def _label(y: float, words: str) -> str:
-    short = clean(words)
+def _label(y: float, text: str) -> str:
+    short = clean(text)
     short = short if len(short) <= 17 else short[:16] + "\u2026"
     return (
         f'<text x="{_LEFT - 8}" y="{y + _LANE - 7:.1f}" text-anchor="end">{html.escape(short)}'
-        f"<title>{html.escape(clean(words))}</title></text>"
+        f"<title>{html.escape(clean(text))}</title></text>"
     )
 
 
-def _bar(name: str, words: str, span: tuple[float, float], x: _Scale, y: float) -> str:
+def _bar(name: str, text: str, span: tuple[float, float], x: _Scale, y: float) -> str:
     begun_s, to_s = span
     x0, x1 = x(begun_s), max(x(to_s), x(begun_s) + 1.5)
     colour = name if name in _COLOURS else "other"
-    told = f"{words}: {duration(to_s - begun_s)} from {'' if begun_s < 0.0 else '+'}{duration(begun_s)}"
+    title = f"{text}: {duration(to_s - begun_s)} from {'' if begun_s < 0.0 else '+'}{duration(begun_s)}"
     drawn = (
         f'<rect class="t-{colour}" x="{x0:.1f}" y="{y:.1f}" width="{x1 - x0:.1f}" height="{_LANE}" rx="2">'
-        f"<title>{html.escape(clean(told))}</title></rect>"
+        f"<title>{html.escape(clean(title))}</title></rect>"
     )
-    if _is_room(words, x1 - x0):
+    if _is_room(text, x1 - x0):
         at = 0.5 * (x0 + x1)
         drawn += (
-            f'<text class="halo" x="{at:.1f}" y="{y + _LANE - 7:.1f}" text-anchor="middle">{html.escape(words)}</text>'
+            f'<text class="halo" x="{at:.1f}" y="{y + _LANE - 7:.1f}" text-anchor="middle">{html.escape(text)}</text>'
         )
     return drawn
 
 
 def _lane(label: str, bars: Sequence[tuple[str, str, Mapping[str, Any]]], x: _Scale, y: float) -> list[str]:
-    return [_label(y, label), *(_bar(name, words, (p["from_s"], p["to_s"]), x, y) for name, words, p in bars)]
+    return [_label(y, label), *(_bar(name, text, (p["from_s"], p["to_s"]), x, y) for name, text, p in bars)]
 
 
 def _feed(feed: Mapping[str, Any], x: _Scale, y: float) -> list[str]:
@@ -214,33 +214,33 @@ def _checkpoints(trainers: Sequence[Mapping[str, Any]], x: _Scale, y: float) -> 
     if len(trainers) > _TRAINERS:
         durable = [t["durable_s"] for t in trainers if t["durable_s"] is not None]
         parts.append(_label(y, "checkpoints"))
-        words = f"{len(durable)} of {len(trainers)} trainers durable"
+        text = f"{len(durable)} of {len(trainers)} trainers durable"
         name = "emergency_checkpoint" if len(durable) == len(trainers) else "bad"
         begun_s = min(t["asked_s"] for t in trainers)
-        parts.append(_bar(name, words, (begun_s, max(durable, default=begun_s)), x, y))
-        parts += _beside(words, x(begun_s), x(max(durable, default=begun_s)), y)
+        parts.append(_bar(name, text, (begun_s, max(durable, default=begun_s)), x, y))
+        parts += _beside(text, x(begun_s), x(max(durable, default=begun_s)), y)
         return parts, y + _LANE + _GAP
     for each in trainers:
         parts.append(_label(y, each["trainer"]))
         done_s = each["durable_s"]
         end_s = done_s if done_s is not None else min(x.end_s, each["asked_s"] + (each["expected_s"] or 0.0))
         step = f" of step {each['step']}" if each["step"] is not None else ""
-        words = f"checkpoint{step} durable" if done_s is not None else "no checkpoint"
+        text = f"checkpoint{step} durable" if done_s is not None else "no checkpoint"
         parts.append(
-            _bar("emergency_checkpoint" if done_s is not None else "bad", words, (each["asked_s"], end_s), x, y)
+            _bar("emergency_checkpoint" if done_s is not None else "bad", text, (each["asked_s"], end_s), x, y)
         )
-        parts += _beside(words, x(each["asked_s"]), x(end_s), y)
+        parts += _beside(text, x(each["asked_s"]), x(end_s), y)
         y += _LANE + _GAP
     return parts, y
 
 
-def _beside(words: str, x0: float, x1: float, y: float) -> list[str]:
+def _beside(text: str, x0: float, x1: float, y: float) -> list[str]:
     """Return the words of a bar that is too short for them: behind it, or before it at the end of the drawing."""
-    if _is_room(words, x1 - x0):
+    if _is_room(text, x1 - x0):
         return []
-    if x1 + 6 + _LETTER * len(words) > _WIDE:
-        return [_soft(x0 - 6, y + _LANE - 7, words, "end")]
-    return [_soft(x1 + 6, y + _LANE - 7, words)]
+    if x1 + 6 + _LETTER * len(text) > _WIDE:
+        return [_soft(x0 - 6, y + _LANE - 7, text, "end")]
+    return [_soft(x1 + 6, y + _LANE - 7, text)]
 
 
 class _Stretch(NamedTuple):
@@ -289,13 +289,13 @@ class _Chart:
         self.parts = [_label(y - 23, label)]
         self._y, self._height, self._x, self._top = y, height, x, 1.0
         left = float(_LEFT)
-        for name, words in keys.items():
+        for name, text in keys.items():
             at = f'x1="{left:.1f}" x2="{left + 24:.1f}" y1="{y - 12:.1f}" y2="{y - 12:.1f}"'
-            self.parts += [f'<line class="key {name}" {at}/>', _soft(left + 30, y - 8, words)]
-            left += 48 + _LETTER * len(words)
+            self.parts += [f'<line class="key {name}" {at}/>', _soft(left + 30, y - 8, text)]
+            left += 48 + _LETTER * len(text)
 
-    def scale(self, top: float, told: Callable[[float], str]) -> None:
-        """Draw the levels. told: a value in words."""
+    def scale(self, top: float, as_text: Callable[[float], str]) -> None:
+        """Draw the levels. as_text: a value in words."""
         self._top = top
         for share in (0.0, 0.5, 1.0):
             level = self._at(share * top)
@@ -303,7 +303,7 @@ class _Chart:
                 f'<line class="grid" x1="{_LEFT}" x2="{_WIDE - _RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>'
             )
             if share:
-                self.parts.append(_soft(_LEFT - 8, level + 4, told(share * top), "end"))
+                self.parts.append(_soft(_LEFT - 8, level + 4, as_text(share * top), "end"))
 
     def _at(self, value: float) -> float:
         return self._y + self._height - (self._height - 6) * min(max(value, 0.0), self._top) / self._top
@@ -416,9 +416,9 @@ def _marks(marks: Sequence[Mark], x: _Scale, y: float) -> tuple[list[str], float
         used = max(used, row + 1)
         rows[row] = begun + wide
         at = y + 15 + row * 17
-        anchor, words_at = ("end", place - 4) if is_left else ("start", place + 4)
+        anchor, text_at = ("end", place - 4) if is_left else ("start", place + 4)
         parts.append(f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{y:.1f}" y2="{at + 2:.1f}"/>')
-        parts.append(f'<text x="{words_at:.1f}" y="{at:.1f}" text-anchor="{anchor}">{html.escape(mark.text)}</text>')
+        parts.append(f'<text x="{text_at:.1f}" y="{at:.1f}" text-anchor="{anchor}">{html.escape(mark.text)}</text>')
     bottom = y + 17 * max(used, 1) + _GAP
     if left_out:
         parts.append(_soft(_WIDE - _RIGHT, bottom + 6, f"and {left_out} more, in the table", "end"))

@@ -24,7 +24,7 @@ _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _NOT_KNOWN: Final = "not known"
 """Result for decisions after the recording's end: unknown whether it was done."""
 _ROUNDING_S: Final = 0.01
-_TOLD_BY_NOTES: Final = frozenset(
+_SHOWN_BY_NOTES: Final = frozenset(
     {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "StopTrainer", "TerminateTrainer"}
 )
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from powerguard.sim.replay.recording import ReplayFileError, load
 
     try:
-        wanted, assumed, by = _wanted(args)
+        wanted, assumed, origin = _wanted(args)
         recordings = _chosen(args, load(args.file, wanted))
     except SettingsError as error:
         return fail(args, "replay", "; ".join(error.problems), EX_CONFIG)
@@ -77,21 +77,21 @@ def run(args: argparse.Namespace) -> int:
         return fail(args, "replay", str(error), EX_DATA)
     except ValueError as error:
         return fail(args, "replay", str(error), EX_USAGE)
-    told = [replay(each, obedient=args.obedient) for each in recordings]
-    diffs = [_compared(each, args.tolerance) if args.diff else None for each in told]
+    replays = [replay(each, obedient=args.obedient) for each in recordings]
+    diffs = [_compared(each, args.tolerance) if args.diff else None for each in replays]
     same = not any(_differs(difference) for diff in diffs for difference in diff or ())
-    by = by or ("as recorded" if all(each.legs[0].state is not None for each in recordings) else "defaults")
-    shown = assumed if by != "as recorded" else []
+    origin = origin or ("as recorded" if all(each.legs[0].state is not None for each in recordings) else "defaults")
+    shown = assumed if origin != "as recorded" else []
     if args.json:
-        outages = [_object(each, diff) for each, diff in zip(told, diffs, strict=True)]
-        head = {"schema_version": 1, "object": "replay", "file": args.file, "settings": by, "assumed": shown}
+        outages = [_object(each, diff) for each, diff in zip(replays, diffs, strict=True)]
+        head = {"schema_version": 1, "object": "replay", "file": args.file, "settings": origin, "assumed": shown}
         print(json.dumps({**head, "same": same if args.diff else None, "outages": outages}, indent=2))
     else:
         paint = Paint(sys.stdout)
         but = "" if shown else _but_for(args)
-        print(f"{clean(args.file)}, decided by today's rules; settings: {clean(by)}{but}")
+        print(f"{clean(args.file)}, decided by today's rules; settings: {clean(origin)}{but}")
         print("".join(f"  {line}\n" for line in shown), end="")
-        for each, diff in zip(told, diffs, strict=True):
+        for each, diff in zip(replays, diffs, strict=True):
             print("\n" + "\n".join(fold(_story(each, paint))))
             if diff is not None:
                 print("\n" + "\n".join(_side_by_side(each, diff, paint)))
@@ -196,12 +196,12 @@ def _trainer(text: str) -> "TrainerPolicy":
 # --- Comparing --------------------------------------------------------------------------------------------------------
 
 
-def _compared(told: "Replayed", tolerance_s: float) -> "tuple[Difference, ...]":
+def _compared(replayed: "Replayed", tolerance_s: float) -> "tuple[Difference, ...]":
     """Compare today's decisions with the recorded ones, as far as the recording goes: it may end with its commit."""
     from powerguard.sim.replay.play import compare
 
-    until_s = _known_until_s(told.recording, tolerance_s)
-    found = compare(told, tolerance_s=tolerance_s)
+    until_s = _known_until_s(replayed.recording, tolerance_s)
+    found = compare(replayed, tolerance_s=tolerance_s)
     return tuple(replace(each, verdict=_NOT_KNOWN) if _is_new_after(each, until_s) else each for each in found)
 
 
@@ -219,8 +219,8 @@ def _known_until_s(recording: "Recording", tolerance_s: float) -> float:
     if recording.cut_off:
         return max(done_s, default=-math.inf) - max(tolerance_s, _ROUNDING_S)
     last = recording.legs[-1]
-    heard_s = last.events[-1].at_s if last.events else last.at_s
-    return max(heard_s + last.shift_s, *done_s, -math.inf) + _ROUNDING_S
+    last_event_s = last.events[-1].at_s if last.events else last.at_s
+    return max(last_event_s + last.shift_s, *done_s, -math.inf) + _ROUNDING_S
 
 
 def _differs(difference: "Difference") -> bool:
@@ -234,47 +234,47 @@ def _count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _story(told: "Replayed", paint: Paint) -> list[str]:
-    recording, zero_s = told.recording, told.recording.zero_s
-    head = f"{recording.name}: {_count(told.readings, 'reading')}; +0 s is t_s {told.began_s - zero_s:g}"
-    if told.repeated:
-        were = "was" if told.repeated == 1 else "were"
-        head += f"; {_count(told.repeated, 'poll')} between them {were} answered by what lies between"
-    lines = [paint(clean(head), "bold"), *(f"{paint('!', 'yellow')} {clean(text)}" for text in told.told)]
+def _story(replayed: "Replayed", paint: Paint) -> list[str]:
+    recording, zero_s = replayed.recording, replayed.recording.zero_s
+    head = f"{recording.name}: {_count(replayed.readings, 'reading')}; +0 s is t_s {replayed.began_s - zero_s:g}"
+    if replayed.repeated:
+        were = "was" if replayed.repeated == 1 else "were"
+        head += f"; {_count(replayed.repeated, 'poll')} between them {were} answered by what lies between"
+    lines = [paint(clean(head), "bold"), *(f"{paint('!', 'yellow')} {clean(text)}" for text in replayed.remarks)]
     rows = []
-    for each in told.lines:
-        when = after_start(each.t_s - told.began_s)
+    for each in replayed.lines:
+        when = after_start(each.t_s - replayed.began_s)
         if each.note is not None:
             text = sentence(each.note.event, each.note.because, dict(each.note.numbers), each.mode)
             rows.append((when, paint(clean(text), _COLOURS.get(each.note.level, ""))))
-        elif type(each.action).__name__ not in _TOLD_BY_NOTES:
+        elif type(each.action).__name__ not in _SHOWN_BY_NOTES:
             whom = str(getattr(each.action, "trainer", ""))
             rows.append((when, clean(ordered(type(each.action).__name__, whom, each.mode))))
     lines += table(rows)
-    if _is_unproven(told):
+    if _is_unproven(replayed):
         lines.append(
             f"{paint('!', 'yellow')} battery was read, but no second witness confirmed it, so there was no outage"
         )
-    end = f"It ends at {after_start(told.ended_s - told.began_s)}: {PHASES[told.phase]}"
-    if told.before_deadline_s is not None:
-        end += f"; the recording ends {duration(told.before_deadline_s)} before its deadline: the rest is unknown"
+    end = f"It ends at {after_start(replayed.ended_s - replayed.began_s)}: {PHASES[replayed.phase]}"
+    if replayed.before_deadline_s is not None:
+        end += f"; the recording ends {duration(replayed.before_deadline_s)} before its deadline: the rest is unknown"
     lines.append(end + ".")
-    for step in told.forecast:
-        when = "at an unknown time" if step.at_s is None else f"at {after_start(step.at_s - told.began_s)}"
+    for step in replayed.forecast:
+        when = "at an unknown time" if step.at_s is None else f"at {after_start(step.at_s - replayed.began_s)}"
         lines.append(f"  next, without further changes: {PHASES.get(step.action, step.action)} {when} ({step.because})")
     return lines
 
 
-def _is_unproven(told: "Replayed") -> bool:
+def _is_unproven(replayed: "Replayed") -> bool:
     """Whether there was a reading of battery, but no outage."""
-    events = (event for leg in told.recording.legs for event in leg.events)
-    is_said = any(getattr(event, "output_source", "") == "battery" for event in events)
-    return is_said and all(mark_.kind != "phase" for mark_ in told.marks)
+    events = (event for leg in replayed.recording.legs for event in leg.events)
+    has_battery_reading = any(getattr(event, "output_source", "") == "battery" for event in events)
+    return has_battery_reading and all(mark_.kind != "phase" for mark_ in replayed.marks)
 
 
-def _side_by_side(told: "Replayed", diff: "tuple[Difference, ...]", paint: Paint) -> list[str]:
+def _side_by_side(replayed: "Replayed", diff: "tuple[Difference, ...]", paint: Paint) -> list[str]:
     def at(mark_: "Mark | None") -> str:
-        return "-" if mark_ is None else f"{mark_.t_s - told.began_s:+.1f} s"
+        return "-" if mark_ is None else f"{mark_.t_s - replayed.began_s:+.1f} s"
 
     rows = [("what", "was", "is now", "")]
     for each in diff:
@@ -298,28 +298,28 @@ def _side_by_side(told: "Replayed", diff: "tuple[Difference, ...]", paint: Paint
     return lines
 
 
-def _object(told: "Replayed", diff: "tuple[Difference, ...] | None") -> dict[str, Any]:
-    zero_s = told.recording.zero_s
+def _object(replayed: "Replayed", diff: "tuple[Difference, ...] | None") -> dict[str, Any]:
+    zero_s = replayed.recording.zero_s
 
     def at(t_s: float) -> dict[str, float]:
-        return {"t_s": round(t_s - zero_s, 3), "after_s": round(t_s - told.began_s, 3)}
+        return {"t_s": round(t_s - zero_s, 3), "after_s": round(t_s - replayed.began_s, 3)}
 
     def mark_of(mark_: "Mark") -> dict[str, Any]:
         return {"kind": mark_.kind, "what": mark_.what, "whom": mark_.whom}
 
     return {
-        "name": told.recording.name,
-        "complete": told.recording.complete,
-        "readings": told.readings,
-        "repeated_polls": told.repeated,
-        "began_t_s": round(told.began_s - zero_s, 3),
+        "name": replayed.recording.name,
+        "complete": replayed.recording.complete,
+        "readings": replayed.readings,
+        "repeated_polls": replayed.repeated,
+        "began_t_s": round(replayed.began_s - zero_s, 3),
         "ended": {
-            **at(told.ended_s),
-            "phase": told.phase,
-            "before_deadline_s": None if told.before_deadline_s is None else round(told.before_deadline_s, 3),
+            **at(replayed.ended_s),
+            "phase": replayed.phase,
+            "before_deadline_s": None if replayed.before_deadline_s is None else round(replayed.before_deadline_s, 3),
         },
-        "remarks": list(told.told),
-        "marks": [{**at(each.t_s), **mark_of(each), "because": each.because} for each in told.marks],
+        "remarks": list(replayed.remarks),
+        "marks": [{**at(each.t_s), **mark_of(each), "because": each.because} for each in replayed.marks],
         "notes": [
             {
                 **at(each.t_s),
@@ -329,16 +329,16 @@ def _object(told: "Replayed", diff: "tuple[Difference, ...] | None") -> dict[str
                 "text": sentence(each.note.event, each.note.because, dict(each.note.numbers), each.mode),
                 "numbers": dict(each.note.numbers),
             }
-            for each in told.lines
+            for each in replayed.lines
             if each.note is not None
         ],
         "forecast": [
             {
                 "action": each.action,
-                "after_s": None if each.at_s is None else round(each.at_s - told.began_s, 3),
+                "after_s": None if each.at_s is None else round(each.at_s - replayed.began_s, 3),
                 "because": each.because,
             }
-            for each in told.forecast
+            for each in replayed.forecast
         ],
         "diff": None
         if diff is None
@@ -346,8 +346,8 @@ def _object(told: "Replayed", diff: "tuple[Difference, ...] | None") -> dict[str
             {
                 "verdict": each.verdict,
                 **mark_of(each.was or each.now),  # type: ignore[arg-type]  # one of the two is there
-                "was_after_s": None if each.was is None else round(each.was.t_s - told.began_s, 3),
-                "now_after_s": None if each.now is None else round(each.now.t_s - told.began_s, 3),
+                "was_after_s": None if each.was is None else round(each.was.t_s - replayed.began_s, 3),
+                "now_after_s": None if each.now is None else round(each.now.t_s - replayed.began_s, 3),
                 "by_s": None if each.by_s is None else round(each.by_s, 3),
             }
             for each in diff

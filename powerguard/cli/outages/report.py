@@ -38,7 +38,7 @@ class Section(NamedTuple):
     numbers: Sequence[int] = ()
 
 
-NOT_TOLD: Final = "unknown"
+UNKNOWN: Final = "unknown"
 _ROWS: Final = 12
 """Most trainers that the text lists; the page has them all."""
 _GOOD: Final = frozenset(("ridden_through", "resumed_in_place", "clean_shutdown", "rehearsed"))
@@ -79,61 +79,61 @@ _MARKED: Final = {
 
 
 def _s(seconds: float | None) -> str:
-    return NOT_TOLD if seconds is None else duration(seconds)
+    return UNKNOWN if seconds is None else duration(seconds)
 
 
 def _plus(seconds: float | None) -> str:
-    return NOT_TOLD if seconds is None else duration(seconds) if seconds < 0.0 else f"+{duration(seconds)}"
+    return UNKNOWN if seconds is None else duration(seconds) if seconds < 0.0 else f"+{duration(seconds)}"
 
 
-def headline(told: Mapping[str, Any]) -> tuple[str, str]:
+def headline(report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the outage in one sentence, and its mood: good, warn or bad."""
-    if told["ended_at"] is None:
-        return f"it still runs; phase: {PHASES.get(told['phase'], clean(told['phase']))}", "warn"
-    outcome = told["outcome"] or ""
-    words = clean(outcome_of(outcome, told["mode"])) if outcome else "its end is unknown"
-    grades = [row["grade"] for row in told["budget"] if row["phase"] == "shutdown"]
+    if report["ended_at"] is None:
+        return f"it still runs; phase: {PHASES.get(report['phase'], clean(report['phase']))}", "warn"
+    outcome = report["outcome"] or ""
+    text = clean(outcome_of(outcome, report["mode"])) if outcome else "its end is unknown"
+    grades = [row["grade"] for row in report["budget"] if row["phase"] == "shutdown"]
     if outcome == "clean_shutdown" and grades[-1:] == ["bare"]:
-        words = "powered off with a bare stop, because no other fitted, and back"
-    lost = told["steps_lost"]
+        text = "powered off with a bare stop, because no other fitted, and back"
+    lost = report["steps_lost"]
     steps = "steps lost: unknown" if lost is None else f"{lost} steps lost"
-    sent = ", ".join(dict.fromkeys(each["signal"] for t in told["trainers"] for each in t["signals"]))
+    sent = ", ".join(dict.fromkeys(each["signal"] for t in report["trainers"] for each in t["signals"]))
     steps += f"; signals were sent: {sent}" if sent else ""
-    return f"{words}; {steps}", "good" if outcome in _GOOD and not lost else "bad" if outcome == "dirty" else "warn"
+    return f"{text}; {steps}", "good" if outcome in _GOOD and not lost else "bad" if outcome == "dirty" else "warn"
 
 
-def _section_durations(told: Mapping[str, Any]) -> Section:
-    found = told["detection"]
+def _section_durations(report: Mapping[str, Any]) -> Section:
+    found = report["detection"]
     late_s = None
     if found["confirmed_s"] is not None and found["power_lost_s"] is not None:
         late_s = found["confirmed_s"] - found["power_lost_s"]
     rows = [("power lost to outage confirmed", _s(late_s))]
     happened = {
-        "held_s": any(p["name"] == "holding" for p in told["phases"]) and told["phase"] != "holding",
-        "checkpoint_s": bool(told["trainers"]),
-        "trained_on_s": bool(told["trainers"]),
-        "away_s": told["boots"] > 1,
-        "recovery_s": told["boots"] > 1 and told["ended_at"] is not None,
-        "lasted_s": told["ended_at"] is not None,
+        "held_s": any(p["name"] == "holding" for p in report["phases"]) and report["phase"] != "holding",
+        "checkpoint_s": bool(report["trainers"]),
+        "trained_on_s": bool(report["trainers"]),
+        "away_s": report["boots"] > 1,
+        "recovery_s": report["boots"] > 1 and report["ended_at"] is not None,
+        "lasted_s": report["ended_at"] is not None,
     }
-    counted = {"on_battery_s": "on battery, as counted"} if told["boots"] > 1 else {}
-    counted = {"on_battery_s": SO_FAR} if told["ended_at"] is None else counted
-    names = durations_in(told["mode"]) | counted
-    rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
+    counted = {"on_battery_s": "on battery, as counted"} if report["boots"] > 1 else {}
+    counted = {"on_battery_s": SO_FAR} if report["ended_at"] is None else counted
+    names = durations_in(report["mode"]) | counted
+    rows += [(label, _s(report["durations"][name])) for name, label in names.items() if happened.get(name, True)]
     return Section("How long it took", ("part", "time"), rows, numbers=(1,))
 
 
-def _section_cost(told: Mapping[str, Any]) -> Section:
-    rows = [] if told["cost"]["lost_s"]["all"] is None else cost_rows(told["cost"])
+def _section_cost(report: Mapping[str, Any]) -> Section:
+    rows = [] if report["cost"]["lost_s"]["all"] is None else cost_rows(report["cost"])
     return Section("What it cost", ("what", "how much"), rows, numbers=(1,))
 
 
-def _section_phases(told: Mapping[str, Any]) -> Section:
-    so_far = "" if told["ended_at"] is not None else " so far"
-    last = len(told["phases"]) - 1
+def _section_phases(report: Mapping[str, Any]) -> Section:
+    so_far = "" if report["ended_at"] is not None else " so far"
+    last = len(report["phases"]) - 1
     rows = [
         (PHASE_WORDS.get(p["name"], clean(p["name"])), _plus(p["from_s"]), _s(p["s"]) + (so_far if at == last else ""))
-        for at, p in enumerate(told["phases"])
+        for at, p in enumerate(report["phases"])
     ]
     return Section("Phases", ("phase", "from", "for"), rows, numbers=(1, 2))
 
@@ -144,36 +144,36 @@ def _powered_on(back: Mapping[str, Any]) -> str:
     return f"{cause}, AC {({True: 'was gone', False: 'never gone', None: 'loss unknown'})[back['ac_gone']]}"
 
 
-def _section_recovery(told: Mapping[str, Any]) -> Section:
+def _section_recovery(report: Mapping[str, Any]) -> Section:
     rows: list[tuple[str, str, str]] = []
-    if told["boots"] > 1:
-        back = told["recovery"]
-        stopped = any(p["name"] == "shutdown" for p in told["phases"])
+    if report["boots"] > 1:
+        back = report["recovery"]
+        stopped = any(p["name"] == "shutdown" for p in report["phases"])
         happened = {"stop_s": stopped, "check_s": back["check_s"] is not None}
         rows = [("powered on by", "the site's", _powered_on(back))]
-        rows += [(words, whose, _s(back[name])) for name, words, whose in _RECOVERY if happened.get(name, True)]
+        rows += [(label, whose, _s(back[name])) for name, label, whose in _RECOVERY if happened.get(name, True)]
         rows.append(("from the daemon's start to training, in all", "ours", _s(back["ours_s"])))
     return Section("The return", ("part", "whose", "time"), rows, numbers=(2,))
 
 
-def _section_predictions(told: Mapping[str, Any]) -> Section:
+def _section_predictions(report: Mapping[str, Any]) -> Section:
     def value(number: float, unit: str) -> str:
         return duration(number) if unit == "s" else f"{100 * number:.0f} %"
 
     def off(each: Mapping[str, Any]) -> str:
-        by = each["measured"] - each["predicted"]
+        error = each["measured"] - each["predicted"]
         if each["unit"] == "s":
-            return "as predicted" if abs(by) < 0.5 else f"{'+' if by > 0 else ''}{duration(by)}"
-        return "as predicted" if abs(by) < 0.005 else f"{100 * by:+.0f} points"
+            return "as predicted" if abs(error) < 0.5 else f"{'+' if error > 0 else ''}{duration(error)}"
+        return "as predicted" if abs(error) < 0.005 else f"{100 * error:+.0f} points"
 
     rows = [
         (p["what"], value(p["predicted"], p["unit"]), value(p["measured"], p["unit"]), off(p))
-        for p in told["predictions"]
+        for p in report["predictions"]
     ]
     return Section("Prediction and fact", ("what", "predicted", "measured", "off by"), rows, numbers=(1, 2, 3))
 
 
-def _section_budget(told: Mapping[str, Any]) -> Section:
+def _section_budget(report: Mapping[str, Any]) -> Section:
     rows = [
         (
             PHASES.get(b["phase"], clean(b["phase"])),
@@ -183,17 +183,19 @@ def _section_budget(told: Mapping[str, Any]) -> Section:
                 for lasts in (b["effective_now_s"], b["effective_paused_s"])
             ),
             _s(b["needs_s"]),
-            NOT_TOLD if b["load"] is None else f"{100 * b['load']:.0f} %",
-            clean(b["grade"] or NOT_TOLD),
+            UNKNOWN if b["load"] is None else f"{100 * b['load']:.0f} %",
+            clean(b["grade"] or UNKNOWN),
         )
-        for b in told["budget"]
+        for b in report["budget"]
     ]
     head = ("decision", "at", "lasts at this load", "lasts when paused", "still needed", "load", "stop")
     return Section("The budget at each decision", head, rows, numbers=(1, 2, 3, 4, 5))
 
 
-def _section_trainers(told: Mapping[str, Any], limit: int | None) -> Section:
-    slowest = sorted(told["trainers"], key=lambda t: (t["durable_s"] is not None, -(t["took_s"] or 0.0), t["trainer"]))
+def _section_trainers(report: Mapping[str, Any], limit: int | None) -> Section:
+    slowest = sorted(
+        report["trainers"], key=lambda t: (t["durable_s"] is not None, -(t["took_s"] or 0.0), t["trainer"])
+    )
     shown = slowest if limit is None else slowest[:limit]
     rows = [
         (
@@ -201,23 +203,23 @@ def _section_trainers(told: Mapping[str, Any], limit: int | None) -> Section:
             _plus(t["asked_s"]),
             _s(t["expected_s"]),
             _s(t["took_s"]) if t["durable_s"] is not None else f"none: {clean(t['failure'] or 'no answer yet')}",
-            str(t["step"]) if t["step"] is not None else NOT_TOLD,
+            str(t["step"]) if t["step"] is not None else UNKNOWN,
             {True: "yes", False: "no", None: "-"}[t["verified"]],
             str(t["tries"]),
-            NOT_TOLD if t["steps_lost"] is None else str(t["steps_lost"]),
+            UNKNOWN if t["steps_lost"] is None else str(t["steps_lost"]),
             _afterwards(t),
         )
         for t in shown
     ]
-    more = len(told["trainers"]) - len(shown)
-    title = f"Checkpoints (the slowest {len(shown)} of {len(told['trainers'])})" if more > 0 else "Checkpoints"
+    more = len(report["trainers"]) - len(shown)
+    title = f"Checkpoints (the slowest {len(shown)} of {len(report['trainers'])})" if more > 0 else "Checkpoints"
     head = ("trainer", "asked", "planned", "took", "step", "verified", "tries", "steps lost", "afterwards")
     return Section(title, head, rows, numbers=(1, 2, 3, 4, 6, 7))
 
 
 def _afterwards(trainer: Mapping[str, Any]) -> str:
     """Return what a trainer did after its checkpoint, and the signals that it got."""
-    then = {"pause": "to pause", "exit": "to exit", "continue": "trained on"}.get(str(trainer["after"]), NOT_TOLD)
+    then = {"pause": "to pause", "exit": "to exit", "continue": "trained on"}.get(str(trainer["after"]), UNKNOWN)
     lost_s = trainer["at_risk_s"]
     risk = [f"for {duration(lost_s)} more"] if lost_s else []
     signals = [f"{each['signal']} {_plus(each['at_s'])}{_effect(each)}" for each in trainer["signals"]]
@@ -233,55 +235,59 @@ def _effect(signal: Mapping[str, Any]) -> str:
     return ""
 
 
-def _section_feeds(told: Mapping[str, Any]) -> Section:
+def _section_feeds(report: Mapping[str, Any]) -> Section:
     rows = [
         (clean(feed["ups"]), clean(s["source"]), _plus(s["from_s"]), _s(s["to_s"] - s["from_s"]))
-        for feed in told["feeds"]
+        for feed in report["feeds"]
         for s in feed["stretches"]
         if s["to_s"] >= 0.0
     ]
     return Section("Feeds, by their readings", ("UPS", "output from", "from", "for"), rows, numbers=(2, 3))
 
 
-def _advice(told: Mapping[str, Any]) -> list[str]:
-    return [f"{a['text']}" + (f" [{a['setting']}]" if a["setting"] else "") for a in told["advice"]]
+def _advice(report: Mapping[str, Any]) -> list[str]:
+    return [f"{a['text']}" + (f" [{a['setting']}]" if a["setting"] else "") for a in report["advice"]]
 
 
-def _sections(told: Mapping[str, Any], limit: int | None) -> list[Section]:
+def _sections(report: Mapping[str, Any], limit: int | None) -> list[Section]:
     return [
-        _section_durations(told),
-        _section_cost(told),
-        _section_recovery(told),
-        _section_predictions(told),
-        _section_trainers(told, limit),
-        _section_phases(told),
-        _section_budget(told),
-        _section_feeds(told),
+        _section_durations(report),
+        _section_cost(report),
+        _section_recovery(report),
+        _section_predictions(report),
+        _section_trainers(report, limit),
+        _section_phases(report),
+        _section_budget(report),
+        _section_feeds(report),
     ]
 
 
-def _title(told: Mapping[str, Any]) -> str:
-    host = f"{clean(told['host'])}: " if told["host"] else ""
-    return f"{host}outage {clean(told['outage'])}, {moment(told['started_at'])}{mode_note(told['mode'])}"
+def _title(report: Mapping[str, Any]) -> str:
+    host = f"{clean(report['host'])}: " if report["host"] else ""
+    return f"{host}outage {clean(report['outage'])}, {moment(report['started_at'])}{mode_note(report['mode'])}"
 
 
-def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
+def describe(report: Mapping[str, Any], paint: Paint) -> list[str]:
     """Return the report as lines for a terminal."""
-    sentence, mood = headline(told)
-    lines = [paint(_title(told), "bold"), paint(sentence, {"warn": "yellow", "bad": "red"}.get(mood, ""))]
-    lines += [paint(f"! {clean(doubt)}", "yellow") for doubt in told["doubts"]]
-    for section in _sections(told, _ROWS):
+    sentence, mood = headline(report)
+    lines = [paint(_title(report), "bold"), paint(sentence, {"warn": "yellow", "bad": "red"}.get(mood, ""))]
+    lines += [paint(f"! {clean(doubt)}", "yellow") for doubt in report["doubts"]]
+    for section in _sections(report, _ROWS):
         if section.rows:
             shown = table([tuple(section.head), *section.rows], width=columns(), whole=section.numbers)
             lines += ["", paint(section.title, "bold"), *shown]
     lines += ["", paint("What to improve", "bold")]
     lines += [
-        "  " + paint(f"- {clean(words)}", _COLOURS.get(str(each["level"]), ""))
-        for each, words in zip(told["advice"], _advice(told), strict=True)
+        "  " + paint(f"- {clean(text)}", _COLOURS.get(str(each["level"]), ""))
+        for each, text in zip(report["advice"], _advice(report), strict=True)
     ] or ["  no advice"]
-    if told["what_if"]:
-        lines += ["", paint("What would have changed it", "bold"), *(f"  - {clean(text)}" for text in told["what_if"])]
-    return [*lines, "", f"Step by step: powerguard explain {clean(told['outage'])}"]
+    if report["what_if"]:
+        lines += [
+            "",
+            paint("What would have changed it", "bold"),
+            *(f"  - {clean(text)}" for text in report["what_if"]),
+        ]
+    return [*lines, "", f"Step by step: powerguard explain {clean(report['outage'])}"]
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
@@ -294,38 +300,38 @@ def _md(text: object) -> str:
     return _MARKUP.sub(r"\\\1", clean(text))
 
 
-def markdown(told: Mapping[str, Any]) -> list[str]:
+def markdown(report: Mapping[str, Any]) -> list[str]:
     """Return the report as Markdown, for a ticket."""
-    lines = [f"# {_md(_title(told))}", "", f"**{_md(headline(told)[0])}**"]
-    lines += ["", *(f"> {_md(doubt)}" for doubt in told["doubts"])] if told["doubts"] else []
-    lines += ["", "## What to improve", "", *([f"- {_md(words)}" for words in _advice(told)] or ["no advice"])]
-    for section in _sections(told, _ROWS):
+    lines = [f"# {_md(_title(report))}", "", f"**{_md(headline(report)[0])}**"]
+    lines += ["", *(f"> {_md(doubt)}" for doubt in report["doubts"])] if report["doubts"] else []
+    lines += ["", "## What to improve", "", *([f"- {_md(text)}" for text in _advice(report)] or ["no advice"])]
+    for section in _sections(report, _ROWS):
         if section.rows:
             bars = " | ".join("---:" if at in section.numbers else "---" for at in range(len(section.head)))
             lines += ["", f"## {_md(section.title)}", "", f"| {' | '.join(section.head)} |", f"| {bars} |"]
             lines += [f"| {' | '.join(_md(cell) for cell in row)} |" for row in section.rows]
-    if told["what_if"]:
-        lines += ["", "## What would have changed it", "", *(f"- {_md(text)}" for text in told["what_if"])]
+    if report["what_if"]:
+        lines += ["", "## What would have changed it", "", *(f"- {_md(text)}" for text in report["what_if"])]
     return lines
 
 
 # --- As a page --------------------------------------------------------------------------------------------------------
 
 
-def marks(told: Mapping[str, Any]) -> list[Mark]:
+def marks(report: Mapping[str, Any]) -> list[Mark]:
     """Return the labels under the timeline: the important events, and of several at once only the number."""
     found: list[Mark] = []
     counted: dict[tuple[str, float], int] = {}
-    for each in told["marks"]:
-        words = _MARKED.get(each["event"])
-        if told["mode"] not in {None, "armed"} and each["event"].startswith("power_off"):
-            words = "power-off recorded" if each["event"] == "power_off_accepted" else None
-        if told["mode"] == "dry-run" and each["event"] == "checkpoint_durable":
-            words = None
-        if words is not None:
-            counted[words, round(each["at_s"])] = counted.get((words, round(each["at_s"])), 0) + 1
-    for (words, at_s), times in counted.items():
-        found.append(Mark(at_s, words if times == 1 else f"{words} ({times})"))
+    for each in report["marks"]:
+        label = _MARKED.get(each["event"])
+        if report["mode"] not in {None, "armed"} and each["event"].startswith("power_off"):
+            label = "power-off recorded" if each["event"] == "power_off_accepted" else None
+        if report["mode"] == "dry-run" and each["event"] == "checkpoint_durable":
+            label = None
+        if label is not None:
+            counted[label, round(each["at_s"])] = counted.get((label, round(each["at_s"])), 0) + 1
+    for (label, at_s), times in counted.items():
+        found.append(Mark(at_s, label if times == 1 else f"{label} ({times})"))
     return found
 
 
@@ -365,41 +371,41 @@ def write(where: str, text: str) -> str:
     return ""
 
 
-def html_page(told: Mapping[str, Any]) -> str:
+def html_page(report: Mapping[str, Any]) -> str:
     """Return the report as a page of its own."""
-    sentence, mood = headline(told)
+    sentence, mood = headline(report)
     story = Section(
         "What happened",
         ("after", "what"),
-        [(_plus(each["at_s"]), clean(each["text"])) for each in told["marks"][:_STORY]],
+        [(_plus(each["at_s"]), clean(each["text"])) for each in report["marks"][:_STORY]],
         numbers=(0,),
     )
-    more = len(told["marks"]) - _STORY
+    more = len(report["marks"]) - _STORY
     made = moment(time.time())  # noqa: TID251 - for display
     return render(
-        title=_title(told),
+        title=_title(report),
         verdict=sentence,
         mood=mood,
-        drawing=timeline(told, marks(told)),
+        drawing=timeline(report, marks(report)),
         style=style(),
-        notes=[*(f"Doubt: {clean(doubt)}" for doubt in told["doubts"])],
+        notes=[*(f"Doubt: {clean(doubt)}" for doubt in report["doubts"])],
         sections=(
-            Section("What to improve", ("advice", "setting"), _advice_rows(told)),
-            Section("What would have changed it", ("what",), [(text,) for text in told["what_if"]]),
-            *_sections(told, None),
+            Section("What to improve", ("advice", "setting"), _advice_rows(report)),
+            Section("What would have changed it", ("what",), [(text,) for text in report["what_if"]]),
+            *_sections(report, None),
             story,
         ),
         footer=f"Made {made} from the journal, by powerguard report."
-        + (f" {more} more steps: powerguard explain {clean(told['outage'])}." if more > 0 else ""),
+        + (f" {more} more steps: powerguard explain {clean(report['outage'])}." if more > 0 else ""),
     )
 
 
 _STORY: Final = 1000
 
 
-def _advice_rows(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+def _advice_rows(report: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     # A page shows a backtick as it is.
-    found = [(clean(each["text"]).replace("`", ""), clean(each["setting"] or "")) for each in told["advice"]]
+    found = [(clean(each["text"]).replace("`", ""), clean(each["setting"] or "")) for each in report["advice"]]
     return found or [("no advice", "")]
 
 
@@ -427,19 +433,19 @@ def run(args: argparse.Namespace) -> int:
         with read_only(path) as db:
             outage = read(db, args.outage)
         battery, _ = last_battery(str(path))
-        told = reported(outage, measured=battery is not None and battery["measured"] is not None)
+        report = reported(outage, measured=battery is not None and battery["measured"] is not None)
     except UnknownOutageError as error:
         return fail(args, "report", str(error), EX_USAGE)
     except JournalError as error:
         return fail(args, "report", str(error), EX_NOINPUT)
     if args.html is not None:
-        return _write(args, html_page(told))
+        return _write(args, html_page(report))
     if args.json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(report, indent=2))
     elif args.markdown:
-        print("\n".join(markdown(told)))
+        print("\n".join(markdown(report)))
     else:
-        print("\n".join(fold(describe(told, Paint(sys.stdout)))))
+        print("\n".join(fold(describe(report, Paint(sys.stdout)))))
     return 0
 
 
@@ -457,11 +463,11 @@ def reported(outage: Outage, *, measured: bool = False) -> dict[str, Any]:
 
     measured: the battery's health has been measured by now.
     """
-    told = facts.gather(outage)
-    story = explained(told)
+    gathered = facts.gather(outage)
+    story = explained(gathered)
     record = outage.record
-    budget, trainers = facts.budget(told), facts.trainers(told)
-    policy = told.policy
+    budget, trainers = facts.budget(gathered), facts.trainers(gathered)
+    policy = gathered.policy
     report: dict[str, Any] = {
         "schema_version": 1,
         "object": "report",
@@ -472,48 +478,48 @@ def reported(outage: Outage, *, measured: bool = False) -> dict[str, Any]:
         "ended_at": record.ended_wall,
         "outcome": record.outcome or None,
         "phase": story["phase"],
-        "last_s": told.last_s,
-        "boots": 1 + len(told.notes("host_returned")),
-        "steps_lost": facts.steps_lost(told, trainers),
-        "detection": facts.detection(told),
+        "last_s": gathered.last_s,
+        "boots": 1 + len(gathered.notes("host_returned")),
+        "steps_lost": facts.steps_lost(gathered, trainers),
+        "detection": facts.detection(gathered),
         "durations": story["durations"],
         "cost": figures.plain_cost(None if record.ended_wall is None else figures.cost_of(record.figures)),
-        "recovery": facts.recovery(told),
-        "feeds": facts.feeds(told),
-        "phases": facts.phases(told),
+        "recovery": facts.recovery(gathered),
+        "feeds": facts.feeds(gathered),
+        "phases": facts.phases(gathered),
         "trainers": [] if policy is not None and policy.mode is Mode.DRY_RUN else trainers,  # else they were asked
         "budget": budget,
-        "predictions": judged.predictions(told, budget),
-        "runtime": facts.runtime(told),
+        "predictions": judged.predictions(gathered, budget),
+        "runtime": facts.runtime(gathered),
         "marks": [
             {"at_s": step["after_s"], "level": step["level"], "event": step["event"], "text": step["text"]}
             for step in story["steps"]
         ],
-        "doubts": doubts(told),
+        "doubts": doubts(gathered),
     }
-    return report | {"advice": judged.advice(told, report, measured=measured), "what_if": story["what_if"]}
+    return report | {"advice": judged.advice(gathered, report, measured=measured), "what_if": story["what_if"]}
 
 
-def doubts(told: OutageFacts) -> list[str]:
+def doubts(gathered: OutageFacts) -> list[str]:
     """Return the parts of this report that the journal does not prove."""
     found = []
-    dropped = sum(row.heard.dropped for row in told.outage.rows)
-    if not told.outage.rows:
+    dropped = sum(row.heard.dropped for row in gathered.outage.rows)
+    if not gathered.outage.rows:
         found.append("this journal did not keep every reading: times are exact to 5 s, and the settings are unknown")
     elif dropped:
         found.append(f"{dropped} readings are missing")
     missing = sum(
-        int(figures.number(step.line.payload.get("steps")) or 0) for step in told.steps if step.line.kind == "gap"
+        int(figures.number(step.line.payload.get("steps")) or 0) for step in gathered.steps if step.line.kind == "gap"
     )
     if missing:
         found.append(f"{missing} steps are missing")
-    if not told.steps:
+    if not gathered.steps:
         found.append("the journal has no step of it left")
     found += [
-        f"the wall clock was set by {by_s:+.0f} s during the outage: earlier times of day are of the old clock"
-        for _, by_s in told.elapsed.set_s
+        f"the wall clock was set by {change_s:+.0f} s during the outage: earlier times of day are of the old clock"
+        for _, change_s in gathered.elapsed.set_s
     ]
-    if told.elapsed.doubted:
+    if gathered.elapsed.doubted:
         found.append(
             "the wall clock is not reliable over the reboot: the time off is unknown, and the rest "
             "is counted from the end of the old boot"

@@ -39,19 +39,19 @@ _LOOKS: Final = {
 }
 
 
-def from_plan(told: dict[str, Any]) -> tuple[Stretch, ...]:
+def from_plan(plan: dict[str, Any]) -> tuple[Stretch, ...]:
     """Lay out the data of /api/v1/plan: from now until the battery would be empty. Empty if unknown."""
-    terms = {term["name"]: term["value"] for term in told["terms"]}
+    terms = {term["name"]: term["value"] for term in plan["terms"]}
     left, tau_now_s, tau_paused_s = (terms.get(name) for name in ("left", "tau_now_s", "tau_paused_s"))
     if left is None or not tau_now_s or not tau_paused_s:
         return ()
-    at = {step["action"]: step["in_s"] for step in told["next"]}
+    at = {step["action"]: step["in_s"] for step in plan["next"]}
     commit_s = at.get("shutdown")
     if commit_s is None:
         return ()
     commit_s = max(0.0, commit_s)
     pause_s = min(max(0.0, at.get("emergency_checkpoint") or 0.0), commit_s)
-    held_s = at.get("holding", pause_s if told["phase"] == "holding" else commit_s)
+    held_s = at.get("holding", pause_s if plan["phase"] == "holding" else commit_s)
     durable_s = min(max(pause_s, held_s or pause_s), commit_s)
     load_now, load_paused = terms.get("load_now") or 0.0, terms.get("load_paused") or 0.0
     reserve_s = terms.get("reserve_s") or 0.0
@@ -158,9 +158,9 @@ def together(
     marks = {at(share * end_s): duration(share * end_s) for share in (0.25, 0.5, 0.75)}
     last = duration(end_s)
     axis = "0"
-    for cell, told in marks.items():
-        if cell > len(axis) and cell + len(told) + 2 <= cells - len(last):
-            axis = f"{axis:<{cell}}{told}"
+    for cell, mark in marks.items():
+        if cell > len(axis) and cell + len(mark) + 2 <= cells - len(last):
+            axis = f"{axis:<{cell}}{mark}"
     lines.append(f" {'':<{wide}}  {axis}{last:>{max(cells - len(axis), len(last) + 1)}}")
     names = [name for name in _LOOKS if any(each.name == name for _, parts in rows for each in parts)]
     legend = "  ".join(f"{_painted(name, 1, paint, utf8=utf8)} {_LOOKS[name].short}" for name in names)
@@ -207,9 +207,9 @@ def _axis(stretches: Sequence[Stretch], cells: Sequence[int], end_s: float, widt
     line[width - len(last) :] = last
     free, at = 0, 0
     for each, count in zip(stretches, cells, strict=True):
-        told = _from(each.begins_s)
-        if at >= free and at + len(told) + 1 < width - len(last):
-            line[at : at + len(told)] = told
-            free = at + len(told) + 1
+        label = _from(each.begins_s)
+        if at >= free and at + len(label) + 1 < width - len(last):
+            line[at : at + len(label)] = label
+            free = at + len(label) + 1
         at += count
     return "".join(line).rstrip()

@@ -11,7 +11,7 @@ from typing import Any, Final
 from powerguard.cli.plan import picture
 from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.plan.picture import Stretch
-from powerguard.cli.plan.size_input import Asked, alone, asked
+from powerguard.cli.plan.size_input import Question, alone, read_question
 from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
 from powerguard.core.energy import account
@@ -36,22 +36,22 @@ def run(args: argparse.Namespace) -> int:
 
         return run_hosts(args)
     try:
-        question = asked(args)
+        question = read_question(args)
     except AmountError as error:
         return fail(args, "plan --size", str(error), EX_USAGE)
     except SettingsError as error:
         return fail(args, "plan --size", str(error).replace("\n", "; "), EX_CONFIG)
     answer = size(question.site)
-    told = view(question, answer)
-    lines = fold(describe(told, Paint(), utf8=is_utf8(), width=picture.room()))
-    print(json.dumps(told, indent=2) if args.json else "\n".join(lines))
+    result = view(question, answer)
+    lines = fold(describe(result, Paint(), utf8=is_utf8(), width=picture.room()))
+    print(json.dumps(result, indent=2) if args.json else "\n".join(lines))
     return 0 if answer.verdict is Verdict.FULL else 1
 
 
 # --- The object -------------------------------------------------------------------------------------------------------
 
 
-def view(question: Asked, answer: Size) -> dict[str, Any]:
+def view(question: Question, answer: Size) -> dict[str, Any]:
     """Return the answer as one JSON object. Deficits are rounded up, spare amounts down."""
     course = answer.course
     return {
@@ -100,7 +100,7 @@ def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _terms(question: Asked, answer: Size) -> list[tuple[str, float | str | None, str, str]]:
+def _terms(question: Question, answer: Size) -> list[tuple[str, float | str | None, str, str]]:
     site, now, sources = answer.site, answer.budget, question.sources
     policy = site.policy
     grade = answer.grades[0]
@@ -162,48 +162,48 @@ def _beyond(load: float, points: Sequence[float]) -> str:
     )
 
 
-def _fix(question: Asked, fix: Fix) -> dict[str, Any]:
+def _fix(question: Question, fix: Fix) -> dict[str, Any]:
     """Return one fix with its text, and further figures if they are known."""
-    told: dict[str, Any] = {"lever": fix.lever.value, "value": fix.value, "now": _round(fix.now)}
+    entry: dict[str, Any] = {"lever": fix.lever.value, "value": fix.value, "now": _round(fix.now)}
     policy, site = question.site.policy, question.site
     rating_w, size_bytes = policy.rating_w, question.size_bytes
     match fix.lever:
         case Lever.CHECKPOINT:
-            told["text"] = f"a checkpoint of at most {fix.value:.1f} s instead of {_up(fix.now)}"
+            entry["text"] = f"a checkpoint of at most {fix.value:.1f} s instead of {_up(fix.now)}"
             if size_bytes is not None:
-                told["times_faster"] = _ceil(fix.now / fix.value, 100)
-                told["at_most_bytes"] = math.floor(size_bytes * fix.value / fix.now)
-                told["bytes_per_s"] = math.ceil(size_bytes / fix.value)
+                entry["times_faster"] = _ceil(fix.now / fix.value, 100)
+                entry["at_most_bytes"] = math.floor(size_bytes * fix.value / fix.now)
+                entry["bytes_per_s"] = math.ceil(size_bytes / fix.value)
                 if question.promised_s is not None and question.promised_s <= fix.value:
-                    told["text"] += f" (the disk promises {_up(question.promised_s)}: measure it in a drill)"
-                told["text"] += (
-                    f": a disk {told['times_faster']:.2f} times as fast ({_bytes(size_bytes / fix.value, up=True)}/s "
-                    f"really reached), or {_bytes(told['at_most_bytes'])} instead of {_bytes(size_bytes)}"
+                    entry["text"] += f" (the disk promises {_up(question.promised_s)}: measure it in a drill)"
+                entry["text"] += (
+                    f": a disk {entry['times_faster']:.2f} times as fast ({_bytes(size_bytes / fix.value, up=True)}/s "
+                    f"really reached), or {_bytes(entry['at_most_bytes'])} instead of {_bytes(size_bytes)}"
                 )
         case Lever.LOAD:
             paused = site.load_paused * fix.value / site.load
-            told["text"] = f"a load of at most {_load(fix.value, rating_w)}, paused {_load(paused, rating_w)}"
-            told["less_w"] = None if rating_w is None else math.ceil((fix.now - fix.value) * rating_w)
+            entry["text"] = f"a load of at most {_load(fix.value, rating_w)}, paused {_load(paused, rating_w)}"
+            entry["less_w"] = None if rating_w is None else math.ceil((fix.now - fix.value) * rating_w)
             if rating_w is not None:
-                told["text"] += f": {told['less_w']} W less"
+                entry["text"] += f": {entry['less_w']} W less"
         case Lever.PAUSED_LOAD:
-            told["text"] = f"a load of at most {_load(fix.value, rating_w)} while paused (measure it with a drill)"
-            told["less_w"] = None if rating_w is None else math.ceil((fix.now - fix.value) * rating_w)
+            entry["text"] = f"a load of at most {_load(fix.value, rating_w)} while paused (measure it with a drill)"
+            entry["less_w"] = None if rating_w is None else math.ceil((fix.now - fix.value) * rating_w)
         case Lever.BATTERY:
-            told |= _battery(question, fix)
+            entry |= _battery(question, fix)
         case Lever.HEALTH:
-            told["text"] = (
+            entry["text"] = (
                 f"a battery that holds at least {100 * fix.value:.0f} % of a new one (counted: "
                 f"{100 * fix.now:.0f} %): a drill measures it, or a new battery"
             )
         case Lever.RESERVE:
-            told["text"] = f"a reserve of at most {fix.value:.0f} s instead of {fix.now:g} s"
+            entry["text"] = f"a reserve of at most {fix.value:.0f} s instead of {fix.now:g} s"
         case Lever.STOP:
-            told["text"] = f"a host that stops within {fix.value:.0f} s instead of {fix.now:g} s"
-    return told
+            entry["text"] = f"a host that stops within {fix.value:.0f} s instead of {fix.now:g} s"
+    return entry
 
 
-def _battery(question: Asked, fix: Fix) -> dict[str, Any]:
+def _battery(question: Question, fix: Fix) -> dict[str, Any]:
     """Express a larger battery in watt-hours: of the nameplate if known, else as delivered at this load."""
     policy, site = question.site.policy, question.site
     text = f"a battery {fix.value:.2f} times as large"
@@ -246,11 +246,11 @@ def _bytes(value: float, *, up: bool = False) -> str:
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def headline(told: dict[str, Any]) -> tuple[str, str]:
+def headline(result: dict[str, Any]) -> tuple[str, str]:
     """Return the verdict as a sentence, and its mood: good, warn or bad."""
-    spare = {each["grade"]: each["spare_s"] for each in told["grades"]}
+    spare = {each["grade"]: each["spare_s"] for each in result["grades"]}
     short = f"{_safe(spare['full'])} short of a full stop"
-    match told["verdict"]:
+    match result["verdict"]:
         case "full":
             return f"It fits in full, with {_safe(spare['full'])} to spare.", "good"
         case "short":
@@ -263,30 +263,30 @@ def headline(told: dict[str, Any]) -> tuple[str, str]:
             return f"It does not fit: {_safe(spare['bare'])} short of even a bare stop, {short}.", "bad"
 
 
-def _stretches(told: dict[str, Any]) -> tuple[Stretch, ...]:
+def _stretches(result: dict[str, Any]) -> tuple[Stretch, ...]:
     return tuple(
         Stretch(each["name"], each["begins_s"], each["lasts_s"], each["load"], each["left"], each["left_after"])
-        for each in told["stages"]
+        for each in result["stages"]
     )
 
 
-def _course(told: dict[str, Any]) -> list[str]:
+def _course(result: dict[str, Any]) -> list[str]:
     """Return how a long outage would go, in sentences."""
-    if told["verdict"] == "overload" or told["commit_s"] is None:
+    if result["verdict"] == "overload" or result["commit_s"] is None:
         return []
-    commit = duration(told["commit_s"])
-    if told["training_s"] > 0:
-        first = f"Training continues for {duration(told['training_s'])} on battery"
+    commit = duration(result["commit_s"])
+    if result["training_s"] > 0:
+        first = f"Training continues for {duration(result['training_s'])} on battery"
     else:
         first = "Training pauses at once"
-    if told["durable_s"] is None:
+    if result["durable_s"] is None:
         return [
             f"{first}; the power-off comes after {commit}, before the checkpoint is durable, so the older one counts."
         ]
-    held_s = told["commit_s"] - told["durable_s"]
+    held_s = result["commit_s"] - result["durable_s"]
     held = "" if held_s < 1 else f", then training is held for {duration(held_s)}"
     return [
-        f"{first}; its checkpoint is durable after {duration(told['durable_s'])}{held}.",
+        f"{first}; its checkpoint is durable after {duration(result['durable_s'])}{held}.",
         f"If utility returns before {commit}, training continues in place. After that the host powers off.",
     ]
 
@@ -321,27 +321,27 @@ def _wrapped(line: str, width: int, first: str = "", then: str = "") -> list[str
     return [each.replace("\u00a0", " ") for each in found]
 
 
-def describe(told: dict[str, Any], paint: Paint, *, utf8: bool, width: int = picture.WIDTH) -> list[str]:
+def describe(result: dict[str, Any], paint: Paint, *, utf8: bool, width: int = picture.WIDTH) -> list[str]:
     """Return the answer as lines."""
-    sentence, mood = headline(told)
+    sentence, mood = headline(result)
     lines = [paint(sentence, {"good": "green", "warn": "yellow", "bad": "red"}[mood])]
-    lines += _wrapped(alone(told), width)
-    lines += _wrapped(" ".join(_course(told)), width)
-    stretches = _stretches(told)
-    if told["verdict"] != "overload":
+    lines += _wrapped(alone(result), width)
+    lines += _wrapped(" ".join(_course(result)), width)
+    stretches = _stretches(result)
+    if result["verdict"] != "overload":
         lines += ["", *picture.text(stretches, paint, utf8=utf8, width=width)]
     lines += ["", "The kinds of stop, each with the checkpoint before it:"]
     lines += table(
-        [(f"{each['need_s']:.0f} s", _spare(each), _GRADES[Grade(each["grade"])]) for each in told["grades"]]
+        [(f"{each['need_s']:.0f} s", _spare(each), _GRADES[Grade(each["grade"])]) for each in result["grades"]]
     )
-    if told["fixes"]:
+    if result["fixes"]:
         lines += ["", "What would make a full stop fit, each alone:"]
-        for fix in told["fixes"]:
+        for fix in result["fixes"]:
             lines += _wrapped(fix["text"], width, "  - ", "    ")
-    elif not told["fits"]:
+    elif not result["fits"]:
         lines += ["", "No single change makes a full stop fit: change several, and run this again."]
-    lines += ["", f"The terms, for {clean(told['ups'])}:"]
+    lines += ["", f"The terms, for {clean(result['ups'])}:"]
     lines += table(
-        [(term["name"], _value(term["value"], term["unit"]), clean(term["source"])) for term in told["terms"]]
+        [(term["name"], _value(term["value"], term["unit"]), clean(term["source"])) for term in result["terms"]]
     )
     return lines

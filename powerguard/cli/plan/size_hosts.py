@@ -9,7 +9,7 @@ from typing import Any, Final
 from powerguard.cli.plan import picture
 from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.plan.picture import Stretch
-from powerguard.cli.plan.size_input import AskedHosts, alone, asked_hosts
+from powerguard.cli.plan.size_input import HostsQuestion, alone, read_hosts_question
 from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
 from powerguard.core.size.host import Verdict
@@ -23,22 +23,22 @@ SCHEMA_VERSION: Final = 1
 def run(args: argparse.Namespace) -> int:
     """Carry it out."""
     try:
-        question = asked_hosts(args)
+        question = read_hosts_question(args)
     except AmountError as error:
         return fail(args, "plan --size", str(error), EX_USAGE)
     except SettingsError as error:
         return fail(args, "plan --size", str(error).replace("\n", "; "), EX_CONFIG)
     answer = course(question.policy, question.groups)
-    told = view(question, answer)
-    lines = fold(describe(told, Paint(), utf8=is_utf8(), width=picture.room()))
-    print(json.dumps(told, indent=2) if args.json else "\n".join(lines))
+    result = view(question, answer)
+    lines = fold(describe(result, Paint(), utf8=is_utf8(), width=picture.room()))
+    print(json.dumps(result, indent=2) if args.json else "\n".join(lines))
     return 0 if answer.verdict is Verdict.FULL else 1
 
 
 # --- The object -------------------------------------------------------------------------------------------------------
 
 
-def view(question: AskedHosts, answer: RackCourse) -> dict[str, Any]:
+def view(question: HostsQuestion, answer: RackCourse) -> dict[str, Any]:
     """Return the answer as one JSON object. The hosts are listed by tier, the highest first."""
     policy, rating_w = question.policy, question.policy.rating_w or 0.0
     return {
@@ -95,47 +95,47 @@ def _round(value: float | None) -> float | None:
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def _tiers(told: dict[str, Any], *verdicts: str) -> str:
-    tiers = sorted({each["tier"] for each in told["hosts"] if each["verdict"] in verdicts})
+def _tiers(result: dict[str, Any], *verdicts: str) -> str:
+    tiers = sorted({each["tier"] for each in result["hosts"] if each["verdict"] in verdicts})
     return f"tier{'s' if len(tiers) > 1 else ''} {', '.join(map(str, tiers))}" if tiers else ""
 
 
-def headline(told: dict[str, Any]) -> tuple[str, str]:
+def headline(result: dict[str, Any]) -> tuple[str, str]:
     """Return the verdict as a sentence, and its mood: good, warn or bad."""
-    if told["verdict"] == "overload":
-        return f"The hosts draw {100 * told['load']:.0f} % of what the UPS can carry.", "bad"
-    if lost := _tiers(told, "none"):
+    if result["verdict"] == "overload":
+        return f"The hosts draw {100 * result['load']:.0f} % of what the UPS can carry.", "bad"
+    if lost := _tiers(result, "none"):
         return f"The battery does not carry {lost}.", "bad"
-    if less := _tiers(told, "short", "bare"):
+    if less := _tiers(result, "short", "bare"):
         return f"The battery carries every tier, but {less} without a full stop.", "warn"
     return "The battery carries every tier, each with a checkpoint and a full stop.", "good"
 
 
-def describe(told: dict[str, Any], paint: Paint, *, utf8: bool, width: int = picture.WIDTH) -> list[str]:
+def describe(result: dict[str, Any], paint: Paint, *, utf8: bool, width: int = picture.WIDTH) -> list[str]:
     """Return the answer as lines."""
-    sentence, mood = headline(told)
+    sentence, mood = headline(result)
     lines = [paint(sentence, {"good": "green", "warn": "yellow", "bad": "red"}[mood])]
-    if told["verdict"] == "overload":
-        return [*lines, f"A UPS of at least {math.ceil(told['load'] * told['rating_w'])} W is needed."]
-    if told["battery_times"] is not None:
-        lines += [f"A battery {told['battery_times']:.2f} times as large carries every tier with a full stop."]
-    elif told["verdict"] != "full":
+    if result["verdict"] == "overload":
+        return [*lines, f"A UPS of at least {math.ceil(result['load'] * result['rating_w'])} W is needed."]
+    if result["battery_times"] is not None:
+        lines += [f"A battery {result['battery_times']:.2f} times as large carries every tier with a full stop."]
+    elif result["verdict"] != "full":
         lines += ["No larger battery alone carries every tier with a full stop: change checkpoints, stops or loads."]
-    rows = [(f"tier {each['tier']} x {each['n']}", _bar(each, told["empty_s"])) for each in told["hosts"]]
+    rows = [(f"tier {each['tier']} x {each['n']}", _bar(each, result["empty_s"])) for each in result["hosts"]]
     lines += ["", *picture.together(rows, paint, utf8=utf8, width=width), ""]
     lines += table(
         [
             ("", "pauses", "durable", "powers off", "is off", "earlier", "stop"),
-            *((_name(each), *_times(each), duration(each["shed_s"]), _stop(each)) for each in told["hosts"]),
+            *((_name(each), *_times(each), duration(each["shed_s"]), _stop(each)) for each in result["hosts"]),
         ]
     )
     lines += ["", "Seconds since utility failed. What the UPS carries after each step:"]
-    lines += table([(duration(at_s), *_change(words, load, left)) for at_s, words, load, left in _steps(told)])
-    if told["empty_s"] is not None:
-        lines += [paint(f"  {duration(told['empty_s'])}  the battery is empty under load", "red")]
-    health, reserve = f"{100 * told['health']:.0f} % of a new battery", f"{told['reserve_s']:g} s of reserve"
-    lines += ["", f"For {clean(told['ups'])}: {told['rating_w']:g} W, {health}, {reserve}."]
-    return lines + ([clean(alone(told))] if told["not_counted"] else [])
+    lines += table([(duration(at_s), *_change(step, load, left)) for at_s, step, load, left in _steps(result)])
+    if result["empty_s"] is not None:
+        lines += [paint(f"  {duration(result['empty_s'])}  the battery is empty under load", "red")]
+    health, reserve = f"{100 * result['health']:.0f} % of a new battery", f"{result['reserve_s']:g} s of reserve"
+    lines += ["", f"For {clean(result['ups'])}: {result['rating_w']:g} W, {health}, {reserve}."]
+    return lines + ([clean(alone(result))] if result["not_counted"] else [])
 
 
 def _name(each: dict[str, Any]) -> str:
@@ -161,13 +161,13 @@ def _stop(each: dict[str, Any]) -> str:
 _STEPS: Final = {"checkpoint": "pauses", "stop": "powers off", "off": "is off"}
 
 
-def _steps(told: dict[str, Any]) -> Sequence[tuple[float, str, float, float]]:
+def _steps(result: dict[str, Any]) -> Sequence[tuple[float, str, float, float]]:
     return [
         (each["at_s"], f"tier {each['tier']} {_STEPS[each['stage']]}", each["load"], each["left"])
-        for each in told["moments"]
+        for each in result["moments"]
         if each["stage"] in _STEPS
     ]
 
 
-def _change(words: str, load: float, left: float) -> tuple[str, str, str]:
-    return words, f"load {100 * load:.0f} %", f"energy {100 * left:.0f} %"
+def _change(step: str, load: float, left: float) -> tuple[str, str, str]:
+    return step, f"load {100 * load:.0f} %", f"energy {100 * left:.0f} %"

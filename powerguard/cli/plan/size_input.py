@@ -29,7 +29,7 @@ _DEFAULT_CHECKPOINT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Question:
     """The site to check, and the origin of each term.
 
     title: the UPS in words. size_bytes: what each host writes. promised_s: size over the stated speed of the disk.
@@ -62,7 +62,7 @@ class _Base:
         return self.others if args.ups is args.table is args.battery_wh is None else ()
 
 
-def asked(args: argparse.Namespace) -> Asked:
+def read_question(args: argparse.Namespace) -> Question:
     """Put the question together. Raises AmountError for options, SettingsError for invalid settings."""
     base = _base(args)
     sources: dict[str, str] = {}
@@ -71,7 +71,7 @@ def asked(args: argparse.Namespace) -> Asked:
     load = _load(args, policy, sources)
     load_paused = _load_paused(args, policy, base, load, sources)
     checkpoint_s, size_bytes = _checkpoint(args, base, sources)
-    return Asked(
+    return Question(
         site=Site(policy=policy, load=load, load_paused=load_paused, checkpoint_s=checkpoint_s),
         title=title,
         size_bytes=size_bytes,
@@ -83,10 +83,10 @@ def asked(args: argparse.Namespace) -> Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedHosts:
+class HostsQuestion:
     """The hosts of a shared UPS to check, what holds for all of them, and the origin of each term.
 
-    not_counted: as in `Asked`.
+    not_counted: as in `Question`.
     """
 
     policy: Policy
@@ -112,8 +112,8 @@ _KEYS: Final = ("tier", "w", "paused", "checkpoint", "stop", "n")
 _MOST_GROUPS: Final = 32
 
 
-def asked_hosts(args: argparse.Namespace) -> AskedHosts:
-    """Put the question for several hosts together. Raises as `asked` does."""
+def read_hosts_question(args: argparse.Namespace) -> HostsQuestion:
+    """Put the question for several hosts together. Raises as `read_question` does."""
     for name in _OF_ONE_HOST:
         if getattr(args, name) is not None:
             msg = f"--{name.replace('_', '-')} and --host contradict each other; write it in --host"
@@ -129,53 +129,53 @@ def asked_hosts(args: argparse.Namespace) -> AskedHosts:
         msg = "--host needs --rating-w (the rated watts of the UPS)"
         raise AmountError(msg)
     groups = tuple(_group(text, policy, policy.rating_w) for text in args.host)
-    return AskedHosts(policy=policy, groups=groups, title=title, sources=sources, not_counted=base.not_counted(args))
+    return HostsQuestion(policy=policy, groups=groups, title=title, sources=sources, not_counted=base.not_counted(args))
 
 
 def _group(text: str, policy: Policy, rating_w: float) -> Group:
     """Read one --host: tier=2,w=3000,checkpoint=20s,n=6."""
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or key not in _KEYS:
             msg = f"--host: {part[:40]!r} is not one of {', '.join(f'{key}=' for key in _KEYS)}"
             raise AmountError(msg)
-        if key in told:
+        if key in fields:
             msg = f"--host: {key} occurs twice"
             raise AmountError(msg)
-        told[key] = value
-    missing = [key for key in ("tier", "w") if key not in told]
+        fields[key] = value
+    missing = [key for key in ("tier", "w") if key not in fields]
     if missing:
         msg = f"--host: {text[:60]!r} has no {missing[0]} (example: tier=2,w=3000,checkpoint=20s,n=6)"
         raise AmountError(msg)
-    watts = amounts.watts("--host w", told["w"])
+    watts = amounts.watts("--host w", fields["w"])
     paused_w = watts * policy.paused_load_share
-    if "paused" in told:
-        paused_w = amounts.watts("--host paused", told["paused"])
+    if "paused" in fields:
+        paused_w = amounts.watts("--host paused", fields["paused"])
     if paused_w > watts:
         msg = f"--host: paused={paused_w:g} is more than w={watts:g}: check whether they are swapped"
         raise AmountError(msg)
     checkpoint_s = _DEFAULT_CHECKPOINT_S
-    if "checkpoint" in told:
-        checkpoint_s = amounts.seconds("--host checkpoint", told["checkpoint"], 0.1, 86400.0)
+    if "checkpoint" in fields:
+        checkpoint_s = amounts.seconds("--host checkpoint", fields["checkpoint"], 0.1, 86400.0)
     return Group(
-        tier=int(amounts.whole("--host tier", told["tier"], 0, 9)),
-        count=int(amounts.whole("--host n", told.get("n", "1"), 1, 1000)),
+        tier=int(amounts.whole("--host tier", fields["tier"], 0, 9)),
+        count=int(amounts.whole("--host n", fields.get("n", "1"), 1, 1000)),
         load=watts / rating_w,
         load_paused=paused_w / rating_w,
         checkpoint_s=checkpoint_s,
-        stop_s=amounts.seconds("--host stop", told["stop"], 1.0, 3600.0) if "stop" in told else None,
+        stop_s=amounts.seconds("--host stop", fields["stop"], 1.0, 3600.0) if "stop" in fields else None,
     )
 
 
-def alone(told: dict[str, Any]) -> str:
+def alone(result: dict[str, Any]) -> str:
     """Return the sentence that says which UPSes of the settings are not counted; "" if all are."""
-    if not told["not_counted"]:
+    if not result["not_counted"]:
         return ""
-    others = " and ".join(told["not_counted"])
+    others = " and ".join(result["not_counted"])
     each = "check each UPS by itself (--ups, --table or --battery-wh, with --rating-w)"
-    return f"This is {told['ups']} alone, without {others} of the settings; {each}."
+    return f"This is {result['ups']} alone, without {others} of the settings; {each}."
 
 
 def _base(args: argparse.Namespace) -> _Base:
@@ -308,15 +308,15 @@ def _load(args: argparse.Namespace, policy: Policy, sources: dict[str, str]) -> 
 
 
 def _load_paused(args: argparse.Namespace, policy: Policy, base: _Base, load: float, sources: dict[str, str]) -> float:
-    told = _power(args, policy, "paused", 0.5, sources)
-    if told is not None:
-        if told > load * (1 + 1e-9):
+    given = _power(args, policy, "paused", 0.5, sources)
+    if given is not None:
+        if given > load * (1 + 1e-9):
             msg = (
-                f"the paused load ({100 * told:g} %) is more than the load ({100 * load:g} %): check whether "
+                f"the paused load ({100 * given:g} %) is more than the load ({100 * load:g} %): check whether "
                 "they are swapped"
             )
             raise AmountError(msg)
-        return min(told, load)
+        return min(given, load)
     trainers = base.trainers or (Trainer(name="training", conduct=Conduct.PAUSE),)
     paused = budget.paused_load(policy, trainers, load)
     if paused == load:

@@ -77,26 +77,26 @@ def run(args: argparse.Namespace) -> int:
     if alone:
         return fail(args, "plan", f"{', '.join(alone)} needs --size", EX_USAGE)
     try:
-        told = get(args, "/api/v1/plan")
+        plan = get(args, "/api/v1/plan")
     except (DownError, RefusedError) as error:
         return fail(args, "plan", str(error), EX_DOWN)
     print_answer(
-        args, told, lambda: _picture(told) if args.picture else fold(describe(told, Paint(), has_terms=args.terms))
+        args, plan, lambda: _picture(plan) if args.picture else fold(describe(plan, Paint(), has_terms=args.terms))
     )
-    reasons = {reason["name"] for reason in told["reasons"]}
-    fits = told["fits"] and told["grade"] == "full" and not {"undersized", "not_protected"} & reasons
+    reasons = {reason["name"] for reason in plan["reasons"]}
+    fits = plan["fits"] and plan["grade"] == "full" and not {"undersized", "not_protected"} & reasons
     return 0 if fits else 1
 
 
-def _picture(told: dict[str, Any]) -> list[str]:
-    lines = _drawn(told, Paint())
+def _picture(plan: dict[str, Any]) -> list[str]:
+    lines = _drawn(plan, Paint())
     if not lines:
         return ["No picture: the runtime is unknown, or the host is shutting down."]
-    return [f"{_when(told)}:", *lines]
+    return [f"{_when(plan)}:", *lines]
 
 
-def _drawn(told: dict[str, Any], paint: Paint) -> list[str]:
-    return picture.text(picture.from_plan(told), paint, utf8=is_utf8(), width=picture.room())
+def _drawn(plan: dict[str, Any], paint: Paint) -> list[str]:
+    return picture.text(picture.from_plan(plan), paint, utf8=is_utf8(), width=picture.room())
 
 
 def _drawn_tiers(tiers: list[dict[str, Any]], paint: Paint) -> list[str]:
@@ -110,68 +110,68 @@ def _drawn_tiers(tiers: list[dict[str, Any]], paint: Paint) -> list[str]:
     return picture.together(rows, paint, utf8=is_utf8(), width=picture.room())
 
 
-def _when(told: dict[str, Any]) -> str:
-    return "If utility failed now" if told["assumes_utility_fails_now"] else "From now, without further changes"
+def _when(plan: dict[str, Any]) -> str:
+    return "If utility failed now" if plan["assumes_utility_fails_now"] else "From now, without further changes"
 
 
-def _host(told: dict[str, Any]) -> str:
+def _host(plan: dict[str, Any]) -> str:
     """Return the host's name; "this host" if the daemon does not report it."""
-    return clean((told.get("host") or {}).get("name") or "this host")
+    return clean((plan.get("host") or {}).get("name") or "this host")
 
 
-def _verdict(told: dict[str, Any]) -> tuple[str, str]:
+def _verdict(plan: dict[str, Any]) -> tuple[str, str]:
     """Return the verdict as a sentence, and its colour."""
-    slack_s = told["slack_s"]
-    if told["phase"] == "shutdown":
-        if told["mode"] != "armed":
-            return f"The power-off is only recorded in mode {clean(told['mode'])}: the host stays on.", "yellow"
+    slack_s = plan["slack_s"]
+    if plan["phase"] == "shutdown":
+        if plan["mode"] != "armed":
+            return f"The power-off is only recorded in mode {clean(plan['mode'])}: the host stays on.", "yellow"
         return "The power-off is decided and cannot be undone in this boot.", "red"
     if slack_s is None:
         return "The battery's runtime is unknown.", "red"
     if is_endless(slack_s):
         return "It fits: with training paused, a feed that has utility carries the host.", "green"
-    terms = {term["name"]: term["value"] for term in told["terms"]}
-    stop = f"{clean(told['grade'])} stop"
-    needs = f"the {stop} needs" if told["phase"] == "holding" else f"checkpoint and {stop} need"
+    terms = {term["name"]: term["value"] for term in plan["terms"]}
+    stop = f"{clean(plan['grade'])} stop"
+    needs = f"the {stop} needs" if plan["phase"] == "holding" else f"checkpoint and {stop} need"
     gives = f"the battery gives {duration(terms.get('reff_paused_s'))} with training paused"
     room = f", higher tiers {duration(terms['shed_s'])}" if terms.get("shed_s") else ""
     sums = f"{needs} {duration(terms.get('need_s'))}{room}, {gives}"
     if slack_s < 0.0:
         return f"It does not fit: {sums}. {duration(-slack_s)} are missing.", "red"
     slack = f"{sums}. Slack {duration(slack_s)}."
-    if told["fits"] and told["grade"] != "full":
-        return f"Only a {clean(told['grade'])} stop fits: {slack}", "yellow"
-    if told["fits"]:
+    if plan["fits"] and plan["grade"] != "full":
+        return f"Only a {clean(plan['grade'])} stop fits: {slack}", "yellow"
+    if plan["fits"]:
         return f"It fits: {slack}", "green"
-    if told["phase"] in BEGUN:
+    if plan["phase"] in BEGUN:
         return f"It still fits: {slack}", "yellow"
     return f"It does not fit three quarters of the runtime: {slack}", "red"
 
 
-def describe(told: dict[str, Any], paint: Paint, *, has_terms: bool = False) -> list[str]:
+def describe(plan: dict[str, Any], paint: Paint, *, has_terms: bool = False) -> list[str]:
     """Return the plan as lines: the answer, the forecast, the picture; the terms only on request."""
-    phase = clean(told["phase"]).replace("_", " ")
-    lines = [f"{_host(told)}: {phase}, {clean(told['mode'])}", paint(*_verdict(told)), "", f"{_when(told)}:"]
-    lines += [f"  {step}" for step in _steps(told)]
-    drawn = _drawn(told, paint)
+    phase = clean(plan["phase"]).replace("_", " ")
+    lines = [f"{_host(plan)}: {phase}, {clean(plan['mode'])}", paint(*_verdict(plan)), "", f"{_when(plan)}:"]
+    lines += [f"  {step}" for step in _steps(plan)]
+    drawn = _drawn(plan, paint)
     if drawn:
         lines += ["", *drawn]
-    if told.get("tiers"):
+    if plan.get("tiers"):
         lines += ["", "The tiers of this UPS, if each host were like this one and no load changed:"]
-        lines += _drawn_tiers(told["tiers"], Paint())
-    if told["reasons"]:
-        lines += ["", *(f"{paint('!', 'yellow')} {clean(reason['text'])}" for reason in told["reasons"])]
+        lines += _drawn_tiers(plan["tiers"], Paint())
+    if plan["reasons"]:
+        lines += ["", *(f"{paint('!', 'yellow')} {clean(reason['text'])}" for reason in plan["reasons"])]
     if has_terms:
-        return [*lines, "", *table(_terms(told), indent="")]
+        return [*lines, "", *table(_terms(plan), indent="")]
     return [*lines, "", "Every term of this budget: powerguard plan --terms"]
 
 
-def _steps(told: dict[str, Any]) -> list[str]:
-    names = {reason["name"] for reason in told["reasons"]}
+def _steps(plan: dict[str, Any]) -> list[str]:
+    names = {reason["name"] for reason in plan["reasons"]}
     if "aborted" in names:
         return [CALLED_OFF]
-    lines = steps(told)
-    pause = next((step for step in told["next"] if step["action"] == "emergency_checkpoint" and step["at"]), None)
+    lines = steps(plan)
+    pause = next((step for step in plan["next"] if step["action"] == "emergency_checkpoint" and step["at"]), None)
     if pause is not None and pause["in_s"] > 0.0:
         lines.insert(0, f"training continues for {duration(pause['in_s'])}, until {clock_of(pause['at'])}")
     return lines
@@ -207,19 +207,19 @@ _WORDS: Final = {
 }
 
 
-def _terms(told: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+def _terms(plan: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return the terms as rows: in words, symbol, value, source.
 
     Once training is paused, the whole runtime counts and not three quarters of it.
     """
-    misleads = told["phase"] in BEGUN and not told["fits"] and (told["slack_s"] is not None and told["slack_s"] >= 0.0)
+    misleads = plan["phase"] in BEGUN and not plan["fits"] and (plan["slack_s"] is not None and plan["slack_s"] >= 0.0)
     rows = []
-    for term in told["terms"]:
+    for term in plan["terms"]:
         if misleads and term["name"] == "fits":
             continue
         name, _, whose = term["name"].partition(".")
-        words = _WORDS.get(name, "") + (f" of {whose}" if whose else "")
-        rows.append((clean(words), clean(term["name"]), _value(term), clean(term["source"])))
+        label = _WORDS.get(name, "") + (f" of {whose}" if whose else "")
+        rows.append((clean(label), clean(term["name"]), _value(term), clean(term["source"])))
     return rows
 
 

@@ -102,7 +102,7 @@ def shape(
         "witnesses": list(decoded.witnesses),
         "stale": decoded.stale,
         "device": {"sys_descr": sys_descr or None, "sys_object_id": sys_object_id or None},
-        "provenance": {_key_of(field): told_by for field, told_by in decoded.provenance},
+        "provenance": {_key_of(field): origin for field, origin in decoded.provenance},
         "rejected": [
             {"field": _key_of(one.field), "object": str(one.oid), "raw": raw_of(one.raw), "why": one.why}
             for one in decoded.rejected
@@ -115,58 +115,58 @@ def _key_of(field: str) -> str:
     return next((key for key, name in _KEYS.items() if name == field), field)
 
 
-def describe(told: Mapping[str, Any]) -> list[str]:
+def describe(result: Mapping[str, Any]) -> list[str]:
     """Return the object as lines of text."""
     paint = Paint(sys.stdout)
-    where = told.get("host") or told.get("file") or ""
-    lines = [f"{clean(where)}: {told['kind']}, {', '.join(told['profiles'])}"]
-    device = told["device"]
+    where = result.get("host") or result.get("file") or ""
+    lines = [f"{clean(where)}: {result['kind']}, {', '.join(result['profiles'])}"]
+    device = result["device"]
     lines.append(
         f"  {clean(device['sys_descr'] or 'no sysDescr')} ({clean(device['sys_object_id'] or 'no sysObjectID')})"
     )
-    if told["stale"]:
-        lines.append(paint(f"  frozen: {clean(told['stale'])}", "red"))
-    rows = [(key, *_row(told, key)) for key in _shown(told)]
-    lines += table([(key, text, told_by) for key, text, told_by in rows])
-    if told["outlets"]:
+    if result["stale"]:
+        lines.append(paint(f"  frozen: {clean(result['stale'])}", "red"))
+    rows = [(key, *_row(result, key)) for key in _shown(result)]
+    lines += table([(key, text, origin) for key, text, origin in rows])
+    if result["outlets"]:
         by_state: dict[str, list[str]] = {}
-        for number, state in told["outlets"].items():
+        for number, state in result["outlets"].items():
             by_state.setdefault(state, []).append(number)
         lines += table([(f"outlets {state}", clean(", ".join(numbers))) for state, numbers in by_state.items()])
-    if told["alarms"]:
-        lines.append(f"  alarms: {', '.join(told['alarms'])}")
-    if told["rejected"]:
+    if result["alarms"]:
+        lines.append(f"  alarms: {', '.join(result['alarms'])}")
+    if result["rejected"]:
         lines.append("not believed")
         lines += table(
             [
                 (one["field"], clean(one["object"]), f"{clean(one['raw'])}: {clean(one['why'])}")
-                for one in told["rejected"]
+                for one in result["rejected"]
             ]
         )
-    lines += [paint(f"warning: {clean(warning)}", "yellow") for warning in told["warnings"]]
+    lines += [paint(f"warning: {clean(warning)}", "yellow") for warning in result["warnings"]]
     return lines
 
 
-def _shown(told: Mapping[str, Any]) -> list[str]:
+def _shown(result: Mapping[str, Any]) -> list[str]:
     ups = ["output_source", "on_battery", "battery_status", "runtime_s", "charge_pct", "load_pct", "watts"]
     ups += ["replace_battery", "input_voltage", "battery_temp_c", "on_battery_s", "output_off_in_s"]
     pdu = ["watts", "amps", "load_pct", "input_voltage"]
-    return ups if told["kind"] == "ups" else pdu
+    return ups if result["kind"] == "ups" else pdu
 
 
-def _row(told: Mapping[str, Any], key: str) -> tuple[str, str]:
-    value = told[key]
-    told_by = told["provenance"].get(key, "")
+def _row(result: Mapping[str, Any], key: str) -> tuple[str, str]:
+    value = result[key]
+    origin = result["provenance"].get(key, "")
     if value is None:
         return "?", ""
     if isinstance(value, bool):
-        return ("yes" if value else "no"), told_by
+        return ("yes" if value else "no"), origin
     if key.endswith("_s"):
-        return f"{duration(value)} ({value} s)", told_by
+        return f"{duration(value)} ({value} s)", origin
     text = f"{value} {_UNITS[key]}" if key in _UNITS else str(value)
-    if key == "load_pct" and told["load_lines"] is not None and len(told["load_lines"]) > 1:
-        text += f" (lines {', '.join(map(str, told['load_lines']))})"
-    return text, told_by
+    if key == "load_pct" and result["load_lines"] is not None and len(result["load_lines"]) > 1:
+        text += f" (lines {', '.join(map(str, result['load_lines']))})"
+    return text, origin
 
 
 REMOVED: Final = b"<removed>"
@@ -262,7 +262,7 @@ def run_probe(args: argparse.Namespace) -> int:
     try:
         options = options_of(args)
     except ValidationError as error:
-        why = "; ".join(_told(problem) for problem in error.errors())
+        why = "; ".join(_message(problem) for problem in error.errors())
         return fail(args, verb, why, EX_USAGE)
     if args.save is not None and Path(args.save).exists():
         return fail(args, verb, f"{args.save}: already exists; name a new file", EX_USAGE)
@@ -281,9 +281,9 @@ def run_probe(args: argparse.Namespace) -> int:
             return fail(args, verb, f"{args.save}: {error.strerror}", EX_NOTHING)
     if look.report is None:
         return fail(args, verb, f"{look.because}; its answers are saved as {args.save}", EX_NOTHING)
-    told = _shape(look.report, [look.profiles.by_name[name] for name in look.report.profiles], args.host)
-    told["saved"] = args.save
-    print_answer(args, told, lambda: _lines(told))
+    result = _shape(look.report, [look.profiles.by_name[name] for name in look.report.profiles], args.host)
+    result["saved"] = args.save
+    print_answer(args, result, lambda: _lines(result))
     return 0
 
 
@@ -302,7 +302,7 @@ def options_of(args: argparse.Namespace) -> SnmpOptions:
     return SnmpOptions.model_validate(given | snmp_secrets(args))
 
 
-def _told(problem: Any) -> str:  # noqa: ANN401 - pydantic's own
+def _message(problem: Any) -> str:  # noqa: ANN401 - pydantic's own
     where = ".".join(str(part) for part in problem["loc"])
     return f"{where + ': ' if where else ''}{problem['msg'].removeprefix('Value error, ')}"
 
@@ -340,8 +340,8 @@ async def _walk(options: SnmpOptions, profiles: list[Profile], *, quiet: bool) -
     found: dict[str, Answer] = {}
     try:
         async with asyncio.timeout(WALK_S):
-            told = (await port.get([SYS_OBJECT_ID]))[SYS_OBJECT_ID]
-            for root in roots(profiles, told if isinstance(told, Oid) else ""):
+            object_id = (await port.get([SYS_OBJECT_ID]))[SYS_OBJECT_ID]
+            for root in roots(profiles, object_id if isinstance(object_id, Oid) else ""):
                 after: str | None = None
                 while len(found) < MOST_OBJECTS:
                     rows = await port.walk(root, after)
@@ -360,24 +360,24 @@ async def _walk(options: SnmpOptions, profiles: list[Profile], *, quiet: bool) -
 
 def _shape(report: ProbeReport, chosen: list[Profile], host: str) -> dict[str, Any]:
     answers: dict[str, Answer] = {**report.raw, str(SYS_DESCR): report.identity.sys_descr.encode()}
-    told = shape("snmp-probe", chosen, report.decoded, answers, from_={"host": host}, notes=report.profile_problems)
-    told["device"]["sys_object_id"] = report.identity.sys_object_id or None
-    told["authenticated"] = report.authenticated
-    told["latency_s"] = round(report.latency_s, 4)
-    told["raw"] = {oid: raw_of(answer) for oid, answer in sorted(report.raw.items(), key=lambda one: parts(one[0]))}
-    told["saved"] = None
-    return told
+    result = shape("snmp-probe", chosen, report.decoded, answers, from_={"host": host}, notes=report.profile_problems)
+    result["device"]["sys_object_id"] = report.identity.sys_object_id or None
+    result["authenticated"] = report.authenticated
+    result["latency_s"] = round(report.latency_s, 4)
+    result["raw"] = {oid: raw_of(answer) for oid, answer in sorted(report.raw.items(), key=lambda one: parts(one[0]))}
+    result["saved"] = None
+    return result
 
 
-def _lines(told: dict[str, Any]) -> list[str]:
+def _lines(card: dict[str, Any]) -> list[str]:
     paint = Paint()
-    lines = describe(told)
-    lines.append(f"raw ({len(told['raw'])} objects, one poll takes {told['latency_s'] * 1000:.0f} ms)")
-    lines += table([(oid, clean(value)) for oid, value in told["raw"].items()])
-    if not told["authenticated"]:
+    lines = describe(card)
+    lines.append(f"raw ({len(card['raw'])} objects, one poll takes {card['latency_s'] * 1000:.0f} ms)")
+    lines += table([(oid, clean(value)) for oid, value in card["raw"].items()])
+    if not card["authenticated"]:
         lines.append(paint("not authenticated: any host on the network in between could have forged this", "yellow"))
-    if told["saved"] is not None:
+    if card["saved"] is not None:
         lines.append(
-            f"saved as {clean(told['saved'])}, without names, addresses and serial numbers; read it before you share it"
+            f"saved as {clean(card['saved'])}, without names, addresses and serial numbers; read it before you share it"
         )
     return lines

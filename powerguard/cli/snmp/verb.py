@@ -91,8 +91,10 @@ def _decode(args: argparse.Namespace) -> int:
     except LookupError as error:
         return fail(args, "snmp decode", f"{args.file}: {error.args[0]}", EX_NOTHING)
     decoded = decode(chosen, answers)
-    told = shape("snmp-decode", chosen, decoded, answers, from_={"file": args.file}, notes=[*notes, *profiles.problems])
-    print_answer(args, told, lambda: describe(told))
+    result = shape(
+        "snmp-decode", chosen, decoded, answers, from_={"file": args.file}, notes=[*notes, *profiles.problems]
+    )
+    print_answer(args, result, lambda: describe(result))
     return 0
 
 
@@ -148,11 +150,11 @@ def run_test(args: argparse.Namespace) -> int:
         device = f"{sys_descr or 'no sysDescr'}, {sys_object_id or 'no sysObjectID'}"
         why = f"{args.profile_file}: does not fit {args.walk} ({device}): {wants}"
         return fail(args, "snmp test-profile", why, EX_NOTHING)
-    told = _told(args, profile, answers)
-    wrong = [] if expected is None else compare(told, expected)
-    told["expected"] = args.expected
-    told["wrong"] = wrong
-    print_answer(args, told, lambda: [*describe(told), *_verdict(wrong, args.expected)])
+    result = _decode_by_profile(args, profile, answers)
+    wrong = [] if expected is None else compare(result, expected)
+    result["expected"] = args.expected
+    result["wrong"] = wrong
+    print_answer(args, result, lambda: [*describe(result), *_verdict(wrong, args.expected)])
     return EX_NOTHING if wrong else 0
 
 
@@ -163,17 +165,17 @@ def _expected(path: Path) -> dict[str, Any]:
         raise ValueError(msg)
     try:
         with path.open("rb") as file:
-            told = json.loads(file.read(_MOST_BYTES))
+            expected = json.loads(file.read(_MOST_BYTES))
     except (ValueError, RecursionError) as error:
         msg = f"{path}: is not JSON: {error}"
         raise ValueError(msg) from error
-    if not isinstance(told, dict):
+    if not isinstance(expected, dict):
         msg = f'{path}: is not a JSON object (example: {{"profile": "acme", "runtime_s": 1740}})'
         raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not our code
-    return told
+    return expected
 
 
-def _told(args: argparse.Namespace, profile: Profile, answers: Mapping[str, Answer]) -> dict[str, Any]:
+def _decode_by_profile(args: argparse.Namespace, profile: Profile, answers: Mapping[str, Answer]) -> dict[str, Any]:
     """Decode with the profile, and with RFC 1628 for its gaps as the daemon has it."""
     standard = load_profiles(None).by_name["rfc1628"]
     profiles = [profile]
@@ -184,7 +186,7 @@ def _told(args: argparse.Namespace, profile: Profile, answers: Mapping[str, Answ
     return shape("snmp-test-profile", profiles, decoded, answers, from_={"file": args.walk})
 
 
-def compare(told: Mapping[str, Any], expected: Mapping[str, Any]) -> list[dict[str, Any]]:
+def compare(decoded: Mapping[str, Any], expected: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the differences: key, decoded value, expected value.
 
     `profile` may hold several names with a bar between them; `accept` holds, for some keys, a list of other right
@@ -193,22 +195,22 @@ def compare(told: Mapping[str, Any], expected: Mapping[str, Any]) -> list[dict[s
     accept = expected.get("accept", {})
     wrong = []
     for key, want in expected.items():
-        if key not in told or key in {"accept", "schema_version", "object", "file"}:
+        if key not in decoded or key in {"accept", "schema_version", "object", "file"}:
             continue
         others = accept.get(key, []) if isinstance(accept, dict) else []
         right = want.split("|") if key == "profile" and isinstance(want, str) else [want]
         right += others if isinstance(others, list) else [others]
-        if not any(_same(told[key], one) for one in right):
-            wrong.append({"key": key, "told": told[key], "expected": right})
+        if not any(_same(decoded[key], one) for one in right):
+            wrong.append({"key": key, "decoded": decoded[key], "expected": right})
     return wrong
 
 
-def _same(told: object, want: object) -> bool:
-    if isinstance(told, bool) or isinstance(want, bool):
-        return told is want
-    if isinstance(told, int | float) and isinstance(want, int | float):
-        return abs(told - want) <= _NEAR
-    return told == want
+def _same(value: object, want: object) -> bool:
+    if isinstance(value, bool) or isinstance(want, bool):
+        return value is want
+    if isinstance(value, int | float) and isinstance(want, int | float):
+        return abs(value - want) <= _NEAR
+    return value == want
 
 
 def _verdict(wrong: list[dict[str, Any]], expected: str | None) -> list[str]:
@@ -218,7 +220,7 @@ def _verdict(wrong: list[dict[str, Any]], expected: str | None) -> list[str]:
     if not wrong:
         return [paint(f"as in {clean(expected)}", "green")]
     return [
-        paint(f"{clean(one['key'])}: decoded {clean(one['told'])}, expected {_or(one['expected'])}", "red")
+        paint(f"{clean(one['key'])}: decoded {clean(one['decoded'])}, expected {_or(one['expected'])}", "red")
         for one in wrong
     ]
 

@@ -138,11 +138,11 @@ def resumed_because(turn: Turn, phase: Recovery) -> str:
     if feed.supply is Supply.BATTERY or budget.power_off_at_s(feed) is not None:
         return "the power failed again before training reported a step"
     configured = {each.name for each in turn.policy.trainers}
-    mine = [each for each in turn.state.trainers if each.name in configured or not configured]
-    late = [each.name for each in mine if not each.alive or each.step is None or each.paused]
-    if mine and not late:
-        return f"training runs, at step {min(each.step or 0 for each in mine)}"
-    if waited_s >= SILENT_S and all(each.alive for each in mine):
+    expected = [each for each in turn.state.trainers if each.name in configured or not configured]
+    late = [each.name for each in expected if not each.alive or each.step is None or each.paused]
+    if expected and not late:
+        return f"training runs, at step {min(each.step or 0 for each in expected)}"
+    if waited_s >= SILENT_S and all(each.alive for each in expected):
         return "training was started; no trainer reports a step"
     if waited_s < UNCONFIRMED_S:
         return ""

@@ -121,20 +121,20 @@ def arm(
         id_ = turn.order(
             ArmPowerOn, limit_s=limit_s, method=method, outage=outage.id, in_s=round(in_s[method], 1), ups=ups
         )
-        mine = Armed(
+        armed = Armed(
             method=method, ups=ups, outage=outage.id, at_s=turn.now_s, acts_at_s=turn.now_s + in_s[method], order=id_
         )
         # One that may be armed already stays so, whatever a dry-run records about it.
-        turn.owe(replace(mine, recorded=not turn.policy.powers_off and (method, ups) not in earnest))
+        turn.owe(replace(armed, recorded=not turn.policy.powers_off and (method, ups) not in earnest))
         ids.append(id_)
     return tuple(ids)
 
 
 def _may_cut(turn: Turn, standing_s: float | None) -> bool:
     """Say whether outputs may be ordered off. A host whose feeds do not go off together would never see AC return."""
-    mine = [each for each in turn.state.armed if each.method is PowerOnMethod.OUTPUT and each.outage]
+    outputs = [each for each in turn.state.armed if each.method is PowerOnMethod.OUTPUT and each.outage]
     # One that is being disarmed was of an earlier boot: the orders to a UPS are carried out one after the other.
-    if any(each.confirmed or (each.order is not None and not each.leaving) for each in mine):
+    if any(each.confirmed or (each.order is not None and not each.leaving) for each in outputs):
         return False
     because = ""
     others = [each.policy.ups for each in turn.policy.feeds if each.policy.ups not in turn.policy.outputs]
@@ -191,66 +191,66 @@ def handle(turn: Turn, outcome: Outcome) -> None:
 
 
 def _handle_armed(turn: Turn, action: ArmPowerOn, outcome: Done | Failed) -> None:
-    mine = next((each for each in turn.state.armed if each.order == action.id), None)
+    armed = next((each for each in turn.state.armed if each.order == action.id), None)
     if isinstance(outcome, Failed):
         turn.note("power_on_blocked", outcome.reason, Level.WARNING, method=action.method, took_s=outcome.took_s)
-        if mine is not None:
+        if armed is not None:
             # It may be armed unless the opposite is certain, so it is disarmed with the others.
             if outcome.harmless:
-                turn.settle(mine)
+                turn.settle(armed)
             else:
-                turn.owe(replace(mine, order=None))
+                turn.owe(replace(armed, order=None))
         return
-    if mine is None:
+    if armed is None:
         return
     if events.is_recorded(outcome):
-        if mine.recorded:
-            turn.settle(mine)
+        if armed.recorded:
+            turn.settle(armed)
         else:
-            turn.owe(replace(mine, order=None))
+            turn.owe(replace(armed, order=None))
         return
     found = events.power_on_armed(outcome)
     if found.in_s is not None:
-        mine = replace(mine, acts_at_s=mine.at_s + found.in_s)
-    turn.owe(replace(mine, order=None, confirmed=True, returns=found.returns, recorded=False))
+        armed = replace(armed, acts_at_s=armed.at_s + found.in_s)
+    turn.owe(replace(armed, order=None, confirmed=True, returns=found.returns, recorded=False))
     if action.method is PowerOnMethod.OUTPUT:
         _retime(turn)
     turn.note(
         "power_on_armed",
         "read back",
         method=action.method,
-        in_s=round(mine.acts_at_s - mine.at_s, 1),
+        in_s=round(armed.acts_at_s - armed.at_s, 1),
         returns=found.returns,
     )
 
 
 def _retime(turn: Turn) -> None:
     """Every output has its order to go off: a method that acts after the cut need not wait for the battery's end."""
-    told = [each for each in turn.state.armed if each.method is PowerOnMethod.OUTPUT and each.confirmed]
+    confirmed = [each for each in turn.state.armed if each.method is PowerOnMethod.OUTPUT and each.confirmed]
     phase = turn.state.phase
-    if len(told) < len(turn.policy.outputs) or not isinstance(phase, Shutdown):
+    if len(confirmed) < len(turn.policy.outputs) or not isinstance(phase, Shutdown):
         return
-    off_in_s = max(0.0, min(each.acts_at_s for each in told) - budget.CUT_GUARD_S - turn.now_s)
+    off_in_s = max(0.0, min(each.acts_at_s for each in confirmed) - budget.CUT_GUARD_S - turn.now_s)
     later = [method for method in turn.policy.methods if method is not PowerOnMethod.OUTPUT]
     arm(turn, phase.outage, later, off_in_s=off_in_s, limit_s=LIMIT_S)
 
 
 def _handle_disarmed(turn: Turn, action: DisarmPowerOn, outcome: Done | Failed) -> None:
-    mine = next((each for each in turn.state.armed if each.order == action.id), None)
-    if mine is None:
+    armed = next((each for each in turn.state.armed if each.order == action.id), None)
+    if armed is None:
         return
     because = outcome.reason if isinstance(outcome, Failed) else ""
     is_recorded = events.is_recorded(outcome)
-    if is_recorded and action.outage and not mine.recorded:
+    if is_recorded and action.outage and not armed.recorded:
         because = f"it may be armed, and {turn.policy.mode} disarms no method: set mode: armed until it is disarmed"
     if because:
-        turn.owe(replace(mine, order=None))
+        turn.owe(replace(armed, order=None))
         if action.outage:
             turn.set_alarm(STUCK, f"{action.method}: {because}", holds=True, level=Level.ERROR)
         else:
             turn.set_alarm(DOUBTFUL, f"{action.method}: {because}", holds=True)
         return
-    turn.settle(mine)
+    turn.settle(armed)
     if is_recorded:
         return
     found = events.power_on_disarmed(outcome)
@@ -269,8 +269,8 @@ def reconcile(turn: Turn) -> None:
         return
     dark = isinstance(phase, Recovery) and phase.started_at_s is None and turn.state.feed.supply is Supply.BATTERY
     if dark and isinstance(phase, Recovery):
-        there = {each.method for each in turn.state.armed if not each.leaving}
-        missing = [method for method in turn.policy.methods if method in _KEEPS_AWAY and method not in there]
+        staying = {each.method for each in turn.state.armed if not each.leaving}
+        missing = [method for method in turn.policy.methods if method in _KEEPS_AWAY and method not in staying]
         if missing and turn.policy.powers_off:  # A recorded order arms no method, which would stay missing.
             arm(turn, phase.outage, missing, off_in_s=_off_in_s(turn), limit_s=LIMIT_S)
     for each in turn.state.armed:
@@ -279,7 +279,7 @@ def reconcile(turn: Turn) -> None:
                 _take_back(turn, each)
             else:
                 _give_up(turn, each)
-    if STUCK in turn.state.told or DOUBTFUL in turn.state.told:
+    if STUCK in turn.state.alarms or DOUBTFUL in turn.state.alarms:
         _clear(turn)
 
 

@@ -124,8 +124,8 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     )
     obligations.after_restart(turn, given)
     # Set or not: the BMC's answer says what it found. A drill's order does not belong to an outage.
-    asked = {each.outage for each in stored.in_flight if isinstance(each, EnsurePolicy) and each.id not in given}
-    for outage in sorted(asked - {""}):
+    outages = {each.outage for each in stored.in_flight if isinstance(each, EnsurePolicy) and each.id not in given}
+    for outage in sorted(outages - {""}):
         methods.ensure_policy(turn, outage, limit_s=policy.bmc_limit_s)
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
@@ -177,7 +177,7 @@ def _begin_again(turn: Turn) -> None:
         return
     if outage.mode is Mode.DRY_RUN:
         turn.update(owed=tuple(each for each in turn.state.owed if not isinstance(each, GpuCap)))
-    scheduler.begin_again(turn, was=outage.mode)
+    scheduler.begin_again(turn, old_mode=outage.mode)
     outage = replace(outage, mode=turn.policy.mode)
     if isinstance(phase, Recovery):
         turn.set_phase(replace(phase, outage=outage, asked=None, tries=0, retry_at_s=0.0, started_at_s=None))

@@ -29,10 +29,10 @@ _OVER = {
 def update(turn: Turn, reading: Reading) -> None:
     """Log each alarm that begins or ends with this reading. reading: the merged reading of all sources."""
     state = turn.state
-    if state.feed.heard or state.upses or state.told:
+    if state.feed.heard or state.upses or state.alarms:
         _update_several(turn)
     standing = {name: (because, level) for name, because, level in _standing(state, reading)}
-    if not standing and not state.told:
+    if not standing and not state.alarms:
         return
     for name, over in _OVER.items():
         because, level = standing.get(name, (over, Level.INFO))
@@ -43,12 +43,12 @@ def update_own_load(turn: Turn) -> None:
     """Say that a measurement of this host's own load is passed over, what counts in its place, and when it is over."""
     if turn.policy.shared is None or isinstance(turn.state.phase, Shutdown):
         return
-    mine = own.own_load(turn.policy, turn.state, turn.now_s)
-    passed_over = () if mine is None else mine.passed_over
+    host_load = own.own_load(turn.policy, turn.state, turn.now_s)
+    passed_over = () if host_load is None else host_load.passed_over
     because = "what measures this host's own load can be believed again"
-    if mine is not None and passed_over:
-        told = "; ".join(f"{source}: {why}" for source, why in passed_over)
-        because = f"{told}; what counts is {_OWN_FROM[mine.source]}"
+    if host_load is not None and passed_over:
+        reasons = "; ".join(f"{source}: {why}" for source, why in passed_over)
+        because = f"{reasons}; what counts is {_OWN_FROM[host_load.source]}"
     turn.set_alarm("own_load_doubted", because, holds=bool(passed_over))
     if isinstance(turn.state.phase, Online):
         turn.set_alarm("own_load_unmeasured", "the outage is over", holds=False)
@@ -110,8 +110,8 @@ def _is_low_on_utility(state: State) -> bool:
     if state.guarded_since_s is not None or not isinstance(state.phase, Online):
         return False
     for feed in [each.feed for each in state.upses] or [state.feed]:
-        told = [reading for reading in (feed.reading, feed.previous) if reading is not None and reading.low_battery]
-        if len(told) == 2 and feed.supply is Supply.UTILITY and not told[0].calibrating:
+        low = [reading for reading in (feed.reading, feed.previous) if reading is not None and reading.low_battery]
+        if len(low) == 2 and feed.supply is Supply.UTILITY and not low[0].calibrating:
             return True
     return False
 
@@ -121,9 +121,9 @@ def _update_several(turn: Turn) -> None:
     state = turn.state
     known = [each.feed for each in state.upses] or [state.feed]
     doubted = ", ".join([each.source for feed in known for each in feed.heard if each.doubted])
-    told = [feed for feed in known if _disagrees(feed, turn.now_s)]
-    gone = feeds.redundancy_lost(state)
-    if not (doubted or told or gone or state.told):
+    disagreeing = [feed for feed in known if _disagrees(feed, turn.now_s)]
+    lost = feeds.redundancy_lost(state)
+    if not (doubted or disagreeing or lost or state.alarms):
         return
     turn.set_alarm(
         "source_doubted",
@@ -135,15 +135,15 @@ def _update_several(turn: Turn) -> None:
     )
     turn.set_alarm(
         "sources_disagree",
-        "; ".join(_words(feed) for feed in told) or "the sources agree again",
-        holds=bool(told),
+        "; ".join(_disagreement(feed) for feed in disagreeing) or "the sources agree again",
+        holds=bool(disagreeing),
     )
     back = state.feed.supply is Supply.UTILITY
     ended = "every feed is on utility again" if back else "too few power supplies are left, so this is an outage"
     turn.set_alarm(
         "redundancy_lost",
-        f"not on utility: {gone}; the host still has the power supplies that it needs" if gone else ended,
-        holds=bool(gone),
+        f"not on utility: {lost}; the host still has the power supplies that it needs" if lost else ended,
+        holds=bool(lost),
     )
 
 
@@ -151,8 +151,8 @@ def _disagrees(feed: Feed, now_s: float) -> bool:
     return feed.disagree_since_s is not None and now_s - feed.disagree_since_s >= LAG_S
 
 
-def _words(feed: Feed) -> str:
+def _disagreement(feed: Feed) -> str:
     """What each source of one UPS reports, and which report counts."""
-    words = ", ".join(f"{each.source} reports {each.reading.output_source}" for each in feed.heard if each.reading)
+    reports = ", ".join(f"{each.source} reports {each.reading.output_source}" for each in feed.heard if each.reading)
     cautious = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
-    return f"{words}: " + ("the more cautious report counts" if cautious else "the authenticated sources count")
+    return f"{reports}: " + ("the more cautious report counts" if cautious else "the authenticated sources count")

@@ -19,7 +19,7 @@ from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import Battery, Emergency, Feed, Holding, Online, Recovery, Shutdown, State, Supply
-from powerguard.core.supply.feeds import contradicts_commit, each_alone, has_supplies, told_again
+from powerguard.core.supply.feeds import battery_reported_twice, contradicts_commit, each_alone, has_supplies
 from powerguard.core.supply.fusion import is_fresh
 
 _BINS = (
@@ -317,7 +317,9 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.
         return reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and _own_account_agrees(policy, plan)
     # A flapping utility has reported battery often enough; two readings in a row may never come.
-    return told_again(policy, state, now_s) or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
+    return (
+        battery_reported_twice(policy, state, now_s) or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
+    )
 
 
 def is_spared(policy: Policy, state: State, plan: Budget) -> bool:
@@ -403,8 +405,8 @@ def _after_return(policy: Policy, state: State, now_s: float, least_load: float)
     load = max(account.load_of(state.battery), least_load)
     if isinstance(state.phase, Recovery):
         load = max(load, state.phase.outage.load_at_start or 1.0)
-    mine = own.own_load(policy, state, now_s)
-    paused = budget.paused_load(policy, state.trainers, load, state.learned, own=mine)
+    host_load = own.own_load(policy, state, now_s)
+    paused = budget.paused_load(policy, state.trainers, load, state.learned, own=host_load)
     return left, account.tau_s(points, paused), budget.checkpoint_s(state.trainers, now_s)
 
 

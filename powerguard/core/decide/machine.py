@@ -174,7 +174,7 @@ def _handle_reading(turn: Turn, reading: Reading) -> None:
     turn.state = entered
     old, feed = before.feed, entered.feed
     came_back = feeds.lost_since_s(before, reading)
-    told = feed.reading or reading  # What all sources say together, where there are several.
+    merged = feed.reading or reading  # What all sources say together, where there are several.
     if old.supply is not feed.supply and feed.supply is Supply.BATTERY:
         turn.count_transfer()
     if came_back is not None:
@@ -200,13 +200,13 @@ def _handle_reading(turn: Turn, reading: Reading) -> None:
         # One unconfirmed reading may only cause a poll.
         turn.order(PollNow, limit_s=2.0, ups=reading.ups)
     if feed.low_battery_at_s is not None and old.low_battery_at_s is None:
-        turn.note("battery_low", "two readings", Level.WARNING, runtime_s=told.runtime_s)
+        turn.note("battery_low", "two readings", Level.WARNING, runtime_s=merged.runtime_s)
         turn.regrade()
     if budget.power_off_at_s(feed) is not None and budget.power_off_at_s(old) is None:
         turn.regrade()
     elif budget.power_off_at_s(feed) is None and budget.power_off_at_s(old) is not None:
         turn.note("power_off_cancelled", "the countdown was read back as cancelled")
-    alarms.update(turn, told)
+    alarms.update(turn, merged)
     alarms.update_own_load(turn)
 
 
@@ -252,7 +252,7 @@ def _handle_failure(turn: Turn, failure: SourceFailed) -> None:
     entered = feeds.lose(turn.policy, turn.state, failure)
     if entered is None:
         return
-    was = turn.state.feed.supply
+    supply_before = turn.state.feed.supply
     turn.state = feeds.presume(turn.policy, entered, turn.now_s)
     feed = turn.state.feed
     conduct = "alarm; no action on utility"
@@ -262,7 +262,7 @@ def _handle_failure(turn: Turn, failure: SourceFailed) -> None:
         conduct = "dead reckoning from the last reading"
     which = _which(turn, failure.ups)
     turn.note("source_lost", failure.reason, Level.ERROR, source=failure.source, conduct=conduct, **which)
-    _note_presumed(turn, was)
+    _note_presumed(turn, supply_before)
 
 
 def _handle_seen(turn: Turn, event: NetworkSeen | OwnLoad) -> None:
@@ -278,20 +278,20 @@ def _handle_network(turn: Turn, event: NetworkSeen) -> None:
     entered = silence.seen(turn.state, event)
     if entered is None:
         return
-    was = turn.state.feed.supply
+    supply_before = turn.state.feed.supply
     turn.state = feeds.presume(turn.policy, entered, turn.now_s)
     if event.up:
         turn.note("network_back", f"{event.part} is back", part=event.part)
     else:
         why = f"{event.part} went down, and no program on this host took it down"
         turn.note("network_lost", why, Level.WARNING, part=event.part)
-    _note_presumed(turn, was)
+    _note_presumed(turn, supply_before)
 
 
-def _note_presumed(turn: Turn, was: Supply) -> None:
+def _note_presumed(turn: Turn, supply_before: Supply) -> None:
     """Say that battery is presumed because something else went with a UPS that is silent."""
     feed = turn.state.feed
-    if feed.supply is not Supply.BATTERY or was is Supply.BATTERY:
+    if feed.supply is not Supply.BATTERY or supply_before is Supply.BATTERY:
         return
     turn.count_transfer()
     if feed.proven_by == silence.NETWORK:
@@ -327,8 +327,8 @@ def _handle_outcome(turn: Turn, outcome: Done | Failed) -> None:
         if isinstance(action, PowerOff):
             changes["ordered"] = isinstance(outcome, Done)
             if isinstance(outcome, Done):
-                by = "the program that powers the host off took the order"
-                because = by if turn.policy.powers_off else "only recorded"
+                reason = "the program that powers the host off took the order"
+                because = reason if turn.policy.powers_off else "only recorded"
                 turn.note("power_off_accepted", because, Level.WARNING, **dict(outcome.detail))
             if isinstance(outcome, Failed):
                 changes["again_at_s"] = turn.now_s + RETRY_S
@@ -462,7 +462,7 @@ def _decide_commit(turn: Turn) -> Decision | None:
         return None
     if phase.due_at_s is None:
         turn.set_phase(replace(phase, due_at_s=turn.now_s))
-        for ups in [mine.policy.ups for mine in turn.policy.feeds] or [turn.policy.ups]:
+        for ups in [feed_policy.policy.ups for feed_policy in turn.policy.feeds] or [turn.policy.ups]:
             turn.order(PollNow, limit_s=2.0, ups=ups)
         return None
     if conditions.may_latch(turn.policy, turn.state, sums, phase.due_at_s, turn.now_s):

@@ -91,7 +91,7 @@ SILENCE_S = 3600.0
 """A UPS that is silent for longer is not on battery: no battery of a GPU host lasts this long."""
 PAUSED_LOAD_GUARD = 1.25
 """With the source lost, a measured paused load counts as this much of it (docs/decisions/0034)."""
-_WORTH_TELLING_S = 1.0
+_WORTH_ORDERING_S = 1.0
 _CUT_SOONER = "the UPS cuts its output sooner"
 _EMPTY_SOONER = "the battery ends sooner"
 
@@ -134,11 +134,11 @@ def move(turn: Turn, decision: Decision) -> None:
     """Change the phase, and log the decision with it."""
     old, cause, because = turn.state.phase, decision.cause, decision.because
     target = TABLE[type(old), cause]
-    told = len(turn.notes)
+    notes_before = len(turn.notes)
     _leave(turn, cause, because)
     turn.set_phase(_enter(turn, old, target, decision))
     # The notes keep their order: the move first, then what followed from it.
-    consequences, turn.notes[told:] = turn.notes[told:], []
+    consequences, turn.notes[notes_before:] = turn.notes[notes_before:], []
     if isinstance(old, Online):
         turn.open_outage(because)
         if not _is_by_sums(decision):  # A witness or a flag decided: logged are the first sums of the outage.
@@ -204,10 +204,10 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> P
     if budget.power_off_at_s(turn.state.feed) is not None:
         turn.regrade()
     load = account.load_of(turn.state.battery)
-    mine = own.own_load(turn.policy, turn.state, turn.now_s)
-    predicted = budget.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned, own=mine)
-    share = 0.0 if mine is None or mine.load <= 0.0 else (load - predicted) / mine.load
-    before = () if mine is None else own.before_pause(turn.policy, turn.state, turn.now_s, share)
+    host_load = own.own_load(turn.policy, turn.state, turn.now_s)
+    predicted = budget.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned, own=host_load)
+    share = 0.0 if host_load is None or host_load.load <= 0.0 else (load - predicted) / host_load.load
+    before = () if host_load is None else own.before_pause(turn.policy, turn.state, turn.now_s, share)
     slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
     lifecycle.order_emergency(turn, by_s=turn.now_s + lifecycle.order_limit_s(turn))
     return EmergencyCheckpoint(
@@ -216,7 +216,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> P
         because=because,
         paused_load=predicted if predicted < load else None,
         settle_by_s=began_s + max(2 * slowest_s + 15.0, 45.0),
-        own_drop=None if mine is None else load - predicted,
+        own_drop=None if host_load is None else load - predicted,
         own=before,
     )
 
@@ -240,7 +240,7 @@ def _latch(turn: Turn, outage: Outage, decision: Decision) -> Shutdown:
     policy = turn.policy
     # A load that never fell, a gauge that jumped: what was chosen when there was more time may not fit any more.
     reff_s, low_at_s = decision.sums.reff_s, turn.state.feed.low_battery_at_s
-    if reff_s is not None and any(t.alive and t.told_pause and not t.paused for t in turn.state.trainers):
+    if reff_s is not None and any(t.alive and t.pause_ordered and not t.paused for t in turn.state.trainers):
         # A pause that is not confirmed may never come: the stop is chosen for the present load.
         reff_s = min(reff_s, decision.sums.reff_now_s or 0.0)
     if reff_s is None and low_at_s is not None:
@@ -275,7 +275,7 @@ def _latch(turn: Turn, outage: Outage, decision: Decision) -> Shutdown:
 def duties(turn: Turn) -> None:
     """What a phase does while it lasts."""
     obligations.reconcile(turn, saved_first=False)
-    if turn.state.feed.lost_since_s is not None or turn.state.told:
+    if turn.state.feed.lost_since_s is not None or turn.state.alarms:
         _report_silence(turn)
     phase = turn.state.phase
     if isinstance(phase, Online):
@@ -316,26 +316,26 @@ def _reckon_lost(turn: Turn, phase: OnBattery | Emergency) -> None:
     feed, battery = turn.state.feed, turn.state.battery
     if feed.lost_since_s is None or feed.supply is not Supply.BATTERY or battery.load is None:
         return
-    load = _load_unheard(turn, phase, battery.load)
+    load = _load_without_source(turn, phase, battery.load)
     if load != battery.load:
         turn.update(battery=replace(battery, load=load))
 
 
-def _load_unheard(turn: Turn, phase: OnBattery | Emergency, told: float) -> float:
-    """Load to count with while the source is lost, as a share of the rating; told: the last reported one.
+def _load_without_source(turn: Turn, phase: OnBattery | Emergency, reported: float) -> float:
+    """Load to count with while the source is lost, as a share of the rating; reported: the last reported one.
 
     While training continues, at least its load when the outage began. Once every trainer has paused, the measured
     drop counts, with a quarter on top.
     """
     alive = [t for t in turn.state.trainers if t.alive]
-    if alive and not any(t.paused or t.told_pause for t in alive):
-        return told if turn.state.cap is not None else max(told, phase.outage.load_at_start or 0.0)
+    if alive and not any(t.paused or t.pause_ordered for t in alive):
+        return reported if turn.state.cap is not None else max(reported, phase.outage.load_at_start or 0.0)
     pausing = [t for t in alive if t.conduct is not Conduct.CONTINUE]
     if isinstance(phase, OnBattery) or phase.paused_load is None or not pausing:
-        return told
+        return reported
     if all(t.paused and needs.drop_of(turn.state.learned, t.name) is not None for t in pausing):
-        return min(told, PAUSED_LOAD_GUARD * phase.paused_load)
-    return told
+        return min(reported, PAUSED_LOAD_GUARD * phase.paused_load)
+    return reported
 
 
 def _silent_since_s(turn: Turn) -> float | None:
@@ -350,7 +350,7 @@ def _silent_since_s(turn: Turn) -> float | None:
 def _report_silence(turn: Turn) -> None:
     """Raise the alarm while online; an outage that begins in the silence ends it as well."""
     silent = _silent_since_s(turn) is not None
-    if not silent and "ups_silent" not in turn.state.told:
+    if not silent and "ups_silent" not in turn.state.alarms:
         return
     over = (
         "a source answers again"
@@ -363,7 +363,7 @@ def _report_silence(turn: Turn) -> None:
         "for an hour trainers save during training, if it costs little"
         if silent
         else over,
-        holds=silent and (isinstance(turn.state.phase, Online) or "ups_silent" in turn.state.told),
+        holds=silent and (isinstance(turn.state.phase, Online) or "ups_silent" in turn.state.alarms),
         level=Level.ERROR,
     )
 
@@ -411,7 +411,7 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
     is_rehearsed = phase.ordered and not policy.powers_off
     again = bool(phase.force_at_s) and turn.now_s >= phase.again_at_s and not is_rehearsed
     latest_s, ends = _latest_off(turn, grade, phase.force_at_s)
-    sooner = not is_rehearsed and turn.now_s < phase.force_at_s and latest_s < phase.force_at_s - _WORTH_TELLING_S
+    sooner = not is_rehearsed and turn.now_s < phase.force_at_s and latest_s < phase.force_at_s - _WORTH_ORDERING_S
     if not (first or again or sooner) or phase.boot_id != policy.boot_id:
         return
     deadline_s = phase.latched_s + budget.stop_s(policy, grade, reserve_s=0.0)

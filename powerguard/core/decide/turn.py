@@ -97,12 +97,12 @@ class Turn:
 
     def set_alarm(self, name: str, because: str, *, holds: bool, level: Level = Level.WARNING) -> None:
         """Log an alarm when it begins and when it ends."""
-        told = name in self.state.told
-        if holds and not told:
-            self.update(told=(*self.state.told, name))
+        is_raised = name in self.state.alarms
+        if holds and not is_raised:
+            self.update(alarms=(*self.state.alarms, name))
             self.note(f"{name}_raised", because, level)
-        elif told and not holds:
-            self.update(told=tuple(other for other in self.state.told if other != name))
+        elif is_raised and not holds:
+            self.update(alarms=tuple(other for other in self.state.alarms if other != name))
             self.note(f"{name}_cleared", because)
 
     def budget(self) -> Budget:
@@ -171,7 +171,7 @@ class Turn:
         load = account.load_of(self.state.battery)
         stays = self.load_stays_high(phase)
         high = self.now_s >= phase.settle_by_s and stays
-        if not (high or self.state.told):
+        if not (high or self.state.alarms):
             return
         because = f"the load has fallen to {100 * load:.0f} %"
         if self.state.feed.lost_since_s is not None:

@@ -117,15 +117,15 @@ def unsaved(state: State, now_s: float) -> str:
     for trainer in state.trainers:
         if not trainer.alive:
             continue
-        if trainer.paused or trainer.told_pause:
+        if trainer.paused or trainer.pause_ordered:
             return f"{trainer.name} is already paused by another request: resume it first"
         if trainer.order is not None:
             return f"{trainer.name} is writing a checkpoint: wait until it is durable"
         age_s = None if trainer.durable_at_s is None else now_s - trainer.durable_at_s
         if age_s is None or age_s > RECENT_S:
-            told = "no known checkpoint" if age_s is None else f"its checkpoint is {age_s / 60:.0f} minutes old"
+            problem = "no known checkpoint" if age_s is None else f"its checkpoint is {age_s / 60:.0f} minutes old"
             return (
-                f"{trainer.name}: {told} (at most {RECENT_S / 60:.0f} minutes): "
+                f"{trainer.name}: {problem} (at most {RECENT_S / 60:.0f} minutes): "
                 "run `powerguard drill --scope checkpoint` first"
             )
     return ""
@@ -202,7 +202,7 @@ def outline(policy: Policy, state: State, scopes: tuple[str, ...], witness: str)
     everybody = ", ".join(trainer.name for trainer in alive) or "no trainer"
     pausers = ", ".join(trainer.name for trainer in pausing(state)) or "no trainer"
     stand = "pause" in found
-    words = {
+    descriptions = {
         "baseline": "measure load and training speed; no order is given",
         "checkpoint": f"ask {everybody} for a checkpoint"
         + (" and to pause there" if stand else "; training continues"),
@@ -216,6 +216,6 @@ def outline(policy: Policy, state: State, scopes: tuple[str, ...], witness: str)
         "plug": "wait until you pull the UPS's plug: from then on the real rules apply, with the real power-off",
         "self_test": "wait for the UPS to begin a self-test (start it at the UPS), measure load and runtime",
     }
-    told = [(stage, words[stage], stage_s(policy, state, stage, found)) for stage in found]
-    told += [(name, f"left out: {why}", 0.0) for name, why in skipped]
-    return tuple(told)
+    steps = [(stage, descriptions[stage], stage_s(policy, state, stage, found)) for stage in found]
+    steps += [(name, f"left out: {why}", 0.0) for name, why in skipped]
+    return tuple(steps)

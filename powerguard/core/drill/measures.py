@@ -76,10 +76,10 @@ _LEAST_STEPS = 5
 
 def watch_reading(policy: Policy, state: State, stage: DrillStage, reading: Reading) -> DrillStage:
     """Keep the load of one reading: of this host alone where the UPS is shared and something measures it."""
-    load, of = feeds.told_load(policy, state, reading), "ups"
-    mine = own.own_load(policy, state, reading.at_s)
-    if mine is not None and mine.measured:
-        load, of = mine.load, mine.source.value
+    load, of = feeds.reported_load(policy, state, reading), "ups"
+    host_load = own.own_load(policy, state, reading.at_s)
+    if host_load is not None and host_load.measured:
+        load, of = host_load.load, host_load.source.value
     if load is None:
         return stage
     kept = tuple(pair for pair in stage.samples if reading.at_s - pair[0] <= _KEPT_S and stage.of in ("", of))
@@ -197,16 +197,16 @@ def _drop(rating_w: float | None, stage: str, before: float, after: float) -> di
 def _learn_pause(turn: Turn, drill: Drill, load: float) -> None:
     """Learn the load drop of a pause. Trainers that paused together get equal parts of it."""
     before = drill.load
-    if before is None or not drill.told:
+    if before is None or not drill.ordered_to_pause:
         return
-    each, watts = max(0.0, before - load) / len(drill.told), None
+    each, watts = max(0.0, before - load) / len(drill.ordered_to_pause), None
     learned = turn.state.learned
-    mine = own.own_load(turn.policy, turn.state, turn.now_s)
-    if mine is not None:
-        watts = None if mine.rating_w is None else each * mine.rating_w
+    host_load = own.own_load(turn.policy, turn.state, turn.now_s)
+    if host_load is not None:
+        watts = None if host_load.rating_w is None else each * host_load.rating_w
         if dict(drill.figures).get("load_of") == "ups":
-            before = max(mine.load, each)  # The drop is of this host: so must be what it fell from.
-    for name in drill.told:
+            before = max(host_load.load, each)  # The drop is of this host: so must be what it fell from.
+    for name in drill.ordered_to_pause:
         drop = Drop(before=before, after=before - each, at_s=turn.now_s, watts=watts)
         learned = needs.with_drop(learned, name, drop)
     turn.update(learned=learned)
@@ -216,7 +216,7 @@ def _learn_cap(turn: Turn, drill: Drill, stage: DrillStage, load: float, *, sett
     """Learn what capping brings: load and speed, and whether a battery then lasts for more training."""
     before = drill.load
     ratios = [
-        now / was for name, was in drill.speeds if was > 0.0 and (now := speed_of(stage, name)) is not None
+        now / old for name, old in drill.speeds if old > 0.0 and (now := speed_of(stage, name)) is not None
     ]  # fmt: skip
     if before is None or not ratios:
         figure(turn, cap_speed_told=False)
@@ -237,7 +237,7 @@ def look_at_self_test(turn: Turn, drill: Drill, stage: DrillStage) -> str | None
     late = turn.now_s >= stage.by_s
     if reading is None:
         return None
-    load = feeds.told_load(turn.policy, turn.state, reading)
+    load = feeds.reported_load(turn.policy, turn.state, reading)
     if not isinstance(begun, int | float):
         if testing:
             figure(turn, test_began_s=round(turn.now_s - stage.at_s, 3), load_before=rounded(load))
@@ -271,7 +271,7 @@ def look_at_resume(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
     """Check that training continues: each paused trainer has confirmed its resume and no longer reports a pause."""
     known: dict[str, Trainer] = {t.name: t for t in turn.state.trainers if t.alive}
     owed = [name for name in drill.paused if name in known]
-    standing = [name for name in drill.told if name in known and known[name].paused]
+    standing = [name for name in drill.ordered_to_pause if name in known and known[name].paused]
     if not owed and not standing and not drill.waiting:
         if not is_recorded(drill):
             figure(turn, resume_s=round(turn.now_s - stage.at_s, 3))

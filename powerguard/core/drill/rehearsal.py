@@ -123,10 +123,10 @@ def handle(turn: Turn, event: Event) -> None:
         _handle_outcome(turn, event)
     elif drill is None:
         return
-    elif isinstance(event, Reading) and (told := turn.state.feed.reading) is not None and told.at_s >= event.at_s:
+    elif isinstance(event, Reading) and (merged := turn.state.feed.reading) is not None and merged.at_s >= event.at_s:
         if isinstance(drill.part, DrillStage):
             # What all sources and feeds say together.
-            change(turn, part=watch_reading(turn.policy, turn.state, drill.part, told))
+            change(turn, part=watch_reading(turn.policy, turn.state, drill.part, merged))
     elif isinstance(event, TrainerSeen):
         if isinstance(drill.part, DrillStage):
             change(turn, part=watch_trainer(drill.part, event))
@@ -175,7 +175,7 @@ def _handle_outcome(turn: Turn, outcome: Done | Failed) -> None:
     elif waited.what not in ("resume", "restore"):  # those are repeated
         _fail(turn, f"{waited.what}: {f'{waited.trainer}: ' if waited.trainer else ''}{outcome.reason}")
     going_on = isinstance(drill.part, Undoing) or (isinstance(drill.part, HandedOver) and lets_go_on(turn, drill))
-    if going_on and waited.what in PAUSING and waited.trainer in drill.told:
+    if going_on and waited.what in PAUSING and waited.trainer in drill.ordered_to_pause:
         # It may have reached the trainer after its resume, whatever the outcome.
         change(turn, paused=tuple(dict.fromkeys((*drill.paused, waited.trainer))))
         resume(turn, waited.trainer)
@@ -263,9 +263,11 @@ def _look(turn: Turn, drill: Drill) -> str | None:
     """Return the state of the stage: None = it continues; "" = it is over; else why the drill has failed."""
     if drill.failures and drill.stage not in ("policy", "sync", "record"):
         return "; ".join(drill.failures)
-    gone = [name for name in drill.told if (trainer := turn.state.trainer(name)) is None or not trainer.alive]
-    if gone and drill.stage in ("checkpoint", "pause", "resume"):
-        return f"{', '.join(gone)}: died while the drill held it"
+    dead = [
+        name for name in drill.ordered_to_pause if (trainer := turn.state.trainer(name)) is None or not trainer.alive
+    ]
+    if dead and drill.stage in ("checkpoint", "pause", "resume"):
+        return f"{', '.join(dead)}: died while the drill held it"
     stage = drill.part
     if not isinstance(stage, DrillStage):
         return None if drill.waiting else ""
@@ -346,10 +348,10 @@ def _order_checkpoints(turn: Turn, *, pausing: bool) -> None:
 def _order_pauses(turn: Turn, drill: Drill, limit_s: float) -> None:
     pausing = checks.pausing(turn.state)
     for trainer in pausing:
-        if trainer.name not in drill.told:
+        if trainer.name not in drill.ordered_to_pause:
             _will_pause(turn, trainer)
             order(turn, PauseTrainer, "pause", limit_s=limit_s, trainer=trainer.name, lease_s=LEASE_S)
-    if not pausing and not drill.told:
+    if not pausing and not drill.ordered_to_pause:
         _fail(turn, "every trainer that pauses is gone, so the drill measured none")
 
 
@@ -378,8 +380,8 @@ def _will_pause(turn: Turn, trainer: Trainer) -> None:
     """From before the order on, this trainer counts as paused by the drill."""
     drill = turn.state.drill
     if drill is not None and turn.state.trainer(trainer.name) is not None:
-        change(turn, paused=(*drill.paused, trainer.name), told=(*drill.told, trainer.name))
-        mark(turn, trainer.name, lambda t: replace(t, told_pause=True))
+        change(turn, paused=(*drill.paused, trainer.name), ordered_to_pause=(*drill.ordered_to_pause, trainer.name))
+        mark(turn, trainer.name, lambda t: replace(t, pause_ordered=True))
 
 
 def _as_it_trained(turn: Turn, drill: Drill) -> State:
@@ -392,13 +394,15 @@ def _as_it_trained(turn: Turn, drill: Drill) -> State:
         return state
     if dict(drill.figures).get("load_of", "ups") == "ups":
         return replace(state, battery=replace(state.battery, load=drill.load))
-    mine = own.own_load(turn.policy, state, turn.now_s)
-    if load is None or mine is None or not mine.measured:
+    host_load = own.own_load(turn.policy, state, turn.now_s)
+    if load is None or host_load is None or not host_load.measured:
         return state
-    fell = max(0.0, drill.load - mine.load)
-    fell_w = fell * (mine.rating_w or 0.0)
-    heard = (replace(each, watts=each.watts + fell_w) if each.source is mine.source else each for each in state.own)
-    return replace(state, battery=replace(state.battery, load=load + fell), own=tuple(heard))
+    fell = max(0.0, drill.load - host_load.load)
+    fell_w = fell * (host_load.rating_w or 0.0)
+    reports = (
+        replace(each, watts=each.watts + fell_w) if each.source is host_load.source else each for each in state.own
+    )
+    return replace(state, battery=replace(state.battery, load=load + fell), own=tuple(reports))
 
 
 def _record_power_off(turn: Turn) -> None:
@@ -473,7 +477,7 @@ def _forget(turn: Turn, name: str) -> None:
     """Enter that this trainer is no longer owed a resume."""
     if turn.state.drill is not None:
         change(turn, paused=tuple(other for other in turn.state.drill.paused if other != name))
-    mark(turn, name, lambda t: replace(t, told_pause=False))
+    mark(turn, name, lambda t: replace(t, pause_ordered=False))
 
 
 def restore(turn: Turn) -> None:
@@ -512,7 +516,7 @@ def finish(turn: Turn, drill: Drill, undoing: Undoing) -> None:
     for name in drill.paused:
         # From here on the obligation repeats the resume, for as long as the trainer is alive.
         owe_resume(turn, name)
-        mark(turn, name, lambda t: replace(t, told_pause=False))
+        mark(turn, name, lambda t: replace(t, pause_ordered=False))
     turn.note("drill_left_behind", "not put back yet; powerguard keeps trying", Level.ERROR, what=", ".join(left))
     report(
         turn, drill, "failed", f"{', '.join(left)} could not be put back; powerguard keeps trying ({undoing.because})"
@@ -539,7 +543,7 @@ def report(turn: Turn, drill: Drill, result: str, because: str) -> None:
     if known is not None and known.id == drill.id:
         return
     lasted_s = round(turn.now_s - drill.began_s, 3)
-    told = DrillReport(
+    drill_report = DrillReport(
         id=drill.id,
         at_s=turn.now_s,
         scopes=drill.scopes,
@@ -550,7 +554,7 @@ def report(turn: Turn, drill: Drill, result: str, because: str) -> None:
         witness=drill.witness,
         lasted_s=lasted_s,
     )
-    turn.update(learned=replace(turn.state.learned, drill=told))
+    turn.update(learned=replace(turn.state.learned, drill=drill_report))
     level = Level.INFO if result in ("passed", "recorded") else Level.WARNING
     figures = {name: value for name, value in drill.figures if "." not in name and not name.startswith("skipped_")}
     turn.note("drill_ended", because, level, **{"drill": drill.id, "result": result, "lasted_s": lasted_s, **figures})
@@ -578,7 +582,7 @@ def interrupt(turn: Turn, because: str) -> None:
         return
     for name in drill.paused:
         # Until the resume is confirmed, the load is that of a pause.
-        mark(turn, name, lambda t: replace(t, told_pause=True))
+        mark(turn, name, lambda t: replace(t, pause_ordered=True))
     report(turn, drill, "interrupted", f"a real outage: {because}")
     # The drill waits at its end for an order that may still reach a trainer after the outage.
     waiting = tuple(each for each in drill.waiting if each.what in PAUSING)
@@ -599,11 +603,13 @@ def reconcile_in_outage(turn: Turn) -> None:
     first = turn.now_s <= drill.part.at_s
     for name in drill.paused:
         drill, trainer = turn.state.drill or drill, turn.state.trainer(name)
-        told = any(each.what == "resume" and each.trainer == name for each in drill.waiting)
+        is_ordered = any(each.what == "resume" and each.trainer == name for each in drill.waiting)
         if trainer is None or not trainer.alive:
             _forget(turn, name)
         elif (
-            lifecycle.resume_owed(turn.state, name) is None and not told and (first or not _is_on_its_way(drill, name))
+            lifecycle.resume_owed(turn.state, name) is None
+            and not is_ordered
+            and (first or not _is_on_its_way(drill, name))
         ):
             resume(turn, name)
     drill = turn.state.drill or drill
@@ -625,11 +631,11 @@ def end_of_outage(turn: Turn, because: str) -> None:
     drill = turn.state.drill
     if drill is None or not isinstance(drill.part, PlugPulled | HandedOver):
         return
-    told = {action.trainer for action in turn.actions if isinstance(action, ResumeTrainer)}
+    resumed = {action.trainer for action in turn.actions if isinstance(action, ResumeTrainer)}
     for name in drill.paused:
         trainer = turn.state.trainer(name)
         stopped = escalation.is_stopped(turn.state, name)  # it cannot answer yet, and is owed a resume: `resume_again`
-        if trainer is not None and trainer.alive and name not in told and not stopped:
+        if trainer is not None and trainer.alive and name not in resumed and not stopped:
             order(turn, ResumeTrainer, "resume", limit_s=_RESUME_S, trainer=name)
             owe_resume(turn, name, _RESUME_S + GRACE_S)  # The drill may end before that.
     if isinstance(drill.part, PlugPulled):
@@ -666,7 +672,9 @@ def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ..
     if cap is not None and cap.order in own:
         turn.owe(replace(cap, order=None))
     # A trainer that was given up as gone is back, and the order to pause may have reached it.
-    reached = [each.trainer for each in drill.waiting if each.what in PAUSING and each.trainer in drill.told]
+    reached = [
+        each.trainer for each in drill.waiting if each.what in PAUSING and each.trainer in drill.ordered_to_pause
+    ]
     standing = [name for name in reached if (found := turn.state.trainer(name)) is not None and found.alive]
     change(turn, waiting=(), paused=tuple(dict.fromkeys((*drill.paused, *standing))))
     if isinstance(drill.part, DrillStage):

@@ -72,7 +72,7 @@ def load_of(battery: Battery) -> float:
     return 1.0 if battery.load is None else battery.load
 
 
-def told_load(policy: Policy, reading: Reading) -> float | None:
+def reported_load(policy: Policy, reading: Reading) -> float | None:
     """Load of a reading as a share of the rating; None if not reported, or zero (a silent gauge, not a dark host)."""
     if reading.load_pct is not None and 0.0 < reading.load_pct <= 200.0:
         return reading.load_pct / 100.0
@@ -117,7 +117,7 @@ def _less(term: float | None, drain: float) -> float | None:
 
 def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, drained: bool) -> Battery:
     """Bring the account up to this reading. A gap in the readings counts at the larger load of its two ends."""
-    load, now_load = told_load(policy, reading), load_of(battery)
+    load, now_load = reported_load(policy, reading), load_of(battery)
     seen_at_s = battery.at_s if feed.previous is None else feed.previous.at_s
     if load is None or load <= now_load or reading.at_s - seen_at_s <= GAP_S or not (points := table(policy, battery)):
         return _reckoned(policy, battery, reading.at_s, draining=drained, load=None)
@@ -145,11 +145,11 @@ def _after_silence(policy: Policy, battery: Battery, feed: Feed, reading: Readin
         falls.append((last.charge_pct - reading.charge_pct) / 100.0)
     if last.runtime_s is not None and reading.runtime_s is not None:
         falls.append((last.runtime_s - reading.runtime_s) / tau_now_s)
-    gone = max(0.0, reading.at_s - battery.at_s) / tau_now_s if drained else 0.0
+    taken = max(0.0, reading.at_s - battery.at_s) / tau_now_s if drained else 0.0
     most = battery.used_heard + max(0.0, *falls) + _AGREED if falls else math.inf
     if reading.output_source is OutputSource.BATTERY:
         most = max(most, battery.used)  # What was presumed was right, and a charge may stand at 100 % for minutes.
-    if battery.used + gone <= most:
+    if battery.used + taken <= most:
         return battery
     at_s = max(battery.at_s, reading.at_s)
     return replace(battery, at_s=at_s, used=most, gauge=None, charged=None, unflagged=None, left=None)
@@ -164,7 +164,7 @@ def enter(
     """
     drained = draining if drained is None else drained
     battery = _after_silence(policy, battery, feed, reading, drained=drained)
-    load, before = told_load(policy, reading), battery
+    load, before = reported_load(policy, reading), battery
     battery = _caught_up(policy, battery, feed, reading, drained=drained)
     used = battery.used
     if not draining and reading.output_source in UNREPORTED and before.used is not None:
@@ -237,22 +237,22 @@ def _reported_tau(
     """
     if policy.runtime_table or not reading.runtime_s:
         return battery
-    told = (max(load_of(battery), LOAD_FLOOR), reading.runtime_s / (charge or 1.0))
+    point = (max(load_of(battery), LOAD_FLOOR), reading.runtime_s / (charge or 1.0))
     if not draining:
-        return battery if learning.is_denied(policy, battery.model, *told) else replace(battery, tau_point=told)
+        return battery if learning.is_denied(policy, battery.model, *point) else replace(battery, tau_point=point)
     if battery.tau_point is None:
-        return replace(battery, tau_point=told)
+        return replace(battery, tau_point=point)
     before = feed.previous
     if not charge or not _has_just_begun(battery, reading, charge) or before is None or not before.runtime_s:
         return battery
-    claimed_s = tau_s(table(policy, battery), told[0])
-    if learning.MANY_TIMES * max(told[1], before.runtime_s / charge) > claimed_s:
+    claimed_s = tau_s(table(policy, battery), point[0])
+    if learning.MANY_TIMES * max(point[1], before.runtime_s / charge) > claimed_s:
         return battery
     model = replace(
-        battery.model, points=(), denied=TauPoint(load=told[0], tau_s=told[1], at_s=reading.at_s), discharge=None
+        battery.model, points=(), denied=TauPoint(load=point[0], tau_s=point[1], at_s=reading.at_s), discharge=None
     )
     # The energy counted in shares of the wrong battery is unknown; it has been on battery for some seconds only.
-    return replace(battery, tau_point=told, model=model, used=min(battery.used or 0.0, 1.0 - charge), unflagged=None)
+    return replace(battery, tau_point=point, model=model, used=min(battery.used or 0.0, 1.0 - charge), unflagged=None)
 
 
 def _has_just_begun(battery: Battery, reading: Reading, charge: float) -> bool:
@@ -269,8 +269,8 @@ def _begun(battery: Battery, health: float, charge: float, used: float | None, *
 
     used: as presumed until now, with what was drained since. On battery that part counts on, whatever the charge says.
     """
-    told = min(health, 1.0 - charge)
-    return told if used is None or not draining else max(told, used - PRESUMED * battery.health)
+    reported_used = min(health, 1.0 - charge)
+    return reported_used if used is None or not draining else max(reported_used, used - PRESUMED * battery.health)
 
 
 def _is_contradicted(battery: Battery, reading: Reading, charge: float | None, used: float) -> bool:
@@ -345,7 +345,7 @@ def _left(
         seconds = max(0.0, policy.low_battery_s - (reading.at_s - feed.low_battery_at_s))
         low_left = seconds / tau_now_s if battery.low_left is None else battery.low_left
     own = battery.health - (battery.used or 0.0)
-    left, suspect, higher_since_s = max(0.0, min(_told(own, gauge, battery.charged))), None, None
+    left, suspect, higher_since_s = max(0.0, min(_known_terms(own, gauge, battery.charged))), None, None
     fell_at_s = battery.fell_at_s if draining else None
     bound = _bound(before)
     if draining and bound is not None and battery.unflagged is not None:
@@ -385,13 +385,13 @@ def _bound(battery: Battery) -> float | None:
     return battery.left if battery.unflagged is None else battery.unflagged
 
 
-def _told(*terms: float | None) -> list[float]:
+def _known_terms(*terms: float | None) -> list[float]:
     return [term for term in terms if term is not None]
 
 
 def _low_battery_is_doubted(battery: Battery, reading: Reading, low_left: float, tau_now_s: float) -> bool:
     """Charge, reported runtime and our own account all contradict a low-battery flag clearly."""
     own = battery.health - (battery.used or 0.0)
-    told = -1.0 if reading.runtime_s is None else reading.runtime_s / tau_now_s
+    reported = -1.0 if reading.runtime_s is None else reading.runtime_s / tau_now_s
     charged = reading.charge_pct is not None and reading.charge_pct >= 50.0
-    return charged and told > 2 * low_left and own > 2 * low_left
+    return charged and reported > 2 * low_left and own > 2 * low_left

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from powerguard.core.energy import learning, needs
-from powerguard.core.energy.account import LOAD_FLOOR, advance, load_of, table, tau_s, told_load
+from powerguard.core.energy.account import LOAD_FLOOR, advance, load_of, reported_load, table, tau_s
 from powerguard.core.energy.own import Own
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import Reading
@@ -50,7 +50,7 @@ def outlasts(policy: Policy, battery: Battery, denial: Reading, on_battery_s: fl
     taken = min(used if began is None else max(0.0, used - began.used), on_battery_s / full_s)
     charge = learning.charge_of(denial)
     had = battery.health * charge if charge is not None else battery.health - (used - taken)
-    load = told_load(policy, denial)
+    load = reported_load(policy, denial)
     return usable(policy, had - taken) * tau_s(points, min(1.0, load_of(battery) if load is None else load)) > stop_s
 
 
@@ -86,7 +86,7 @@ def checkpoint_s(trainers: tuple[Trainer, ...], now_s: float) -> float:
             continue
         rest_s = trainer.checkpoint_s
         if trainer.in_flight is not None:
-            if trainer.conduct is not Conduct.CONTINUE and not trainer.told_pause:
+            if trainer.conduct is not Conduct.CONTINUE and not trainer.pause_ordered:
                 pass  # One during training is in flight; the one at the paused step is still to come.
             elif trainer.in_flight.eta_at_s is not None:
                 rest_s = max(0.0, trainer.in_flight.eta_at_s - now_s)
@@ -129,7 +129,9 @@ def paused_load(
     them has never been seen to pause, by the presumed share for all. own: this host's part of the load, where
     others hang on the same UPS: only that part falls.
     """
-    pausing = [t for t in trainers if t.alive and t.conduct is not Conduct.CONTINUE and not (t.paused or t.told_pause)]
+    pausing = [
+        t for t in trainers if t.alive and t.conduct is not Conduct.CONTINUE and not (t.paused or t.pause_ordered)
+    ]
     if not pausing:
         return load
     if own is not None:

@@ -120,18 +120,18 @@ def learn_on_utility(
     elif model.recharge is not None and charge is not None and charge >= _FULL_CHARGE:
         model = replace(model, recharge_s=_recharged(model, charge, reading.at_s), recharge=None)
     if load is not None and settled and charge is not None and charge >= _FULL_CHARGE and reading.runtime_s:
-        told_s = reading.runtime_s / charge
-        if not is_denied(policy, model, load, told_s):
-            model = _with_point(model, load, told_s, reading.at_s)
+        reported_s = reading.runtime_s / charge
+        if not is_denied(policy, model, load, reported_s):
+            model = _with_point(model, load, reported_s, reading.at_s)
     return model
 
 
-def is_denied(policy: Policy, model: BatteryModel, load: float, told_s: float) -> bool:
-    """Say whether an earlier outage has shown that a full battery lasts far less than `told_s` at this load."""
+def is_denied(policy: Policy, model: BatteryModel, load: float, reported_s: float) -> bool:
+    """Say whether an earlier outage has shown that a full battery lasts far less than `reported_s` at this load."""
     if policy.runtime_table or model.denied is None:
         return False
     most_s = MANY_TIMES * model.denied.tau_s
-    return told_s > most_s and told_s * load > most_s * model.denied.load
+    return reported_s > most_s and reported_s * load > most_s * model.denied.load
 
 
 def learn_on_battery(
@@ -164,8 +164,8 @@ def learn_on_battery(
         slope = (mark_runtime_s - reading.runtime_s) / (reading.at_s - mark_at_s)
         mark_at_s, mark_runtime_s = reading.at_s, reading.runtime_s
     whole = old.whole and gap_s <= _LONGEST_GAP_S and used < 1.0
-    told = (whole, old.low or low, knee, slope, mark_at_s, mark_runtime_s)
-    if told != (old.whole, old.low, old.knee, old.slope, old.mark_at_s, old.mark_runtime_s):
+    observed = (whole, old.low or low, knee, slope, mark_at_s, mark_runtime_s)
+    if observed != (old.whole, old.low, old.knee, old.slope, old.mark_at_s, old.mark_runtime_s):
         old = replace(
             old,
             whole=whole,
@@ -187,8 +187,8 @@ def _slope_window_s(then_s: float, now_s: float) -> float:
 
 def charge_of(reading: Reading | None) -> float | None:
     """Charge of a reading as a share; None where there is none."""
-    told = None if reading is None else reading.charge_pct
-    return told / 100.0 if told is not None and 0.0 <= told <= 100.0 else None
+    charge_pct = None if reading is None else reading.charge_pct
+    return charge_pct / 100.0 if charge_pct is not None and 0.0 <= charge_pct <= 100.0 else None
 
 
 def ended_by_power_off(

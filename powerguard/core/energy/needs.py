@@ -58,18 +58,18 @@ def fold(policy: Policy, learned: Learned) -> Policy:
     return replace(policy, stop_q95_s=q95_s, stop_median_s=min(median(stops), q95_s))
 
 
-def checkpoint_s(learned: Learned, trainer: str, told_s: float) -> float:
-    """Seconds from order to durable to count with. told_s: the estimate of the trainer or the settings.
+def checkpoint_s(learned: Learned, trainer: str, estimate_s: float) -> float:
+    """Seconds from order to durable to count with. estimate_s: the estimate of the trainer or the settings.
 
     Once measured three times, that history counts; unless the trainer says more than twice as much: another model is
     in training than the one that was measured.
     """
     known = samples(learned, "checkpoint", trainer)
     if not known:
-        return told_s
+        return estimate_s
     measured_s = q95(known)
-    if len(known) < ENOUGH or told_s > 2.0 * measured_s:
-        return max(measured_s, told_s)
+    if len(known) < ENOUGH or estimate_s > 2.0 * measured_s:
+        return max(measured_s, estimate_s)
     return measured_s
 
 

@@ -15,7 +15,7 @@ from powerguard.core.energy.account import load_of
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.events import OwnLoad, OwnSource
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Emergency, Online, OwnBefore, OwnHeard, State, Supply
+from powerguard.core.model.state import Emergency, Online, OwnLoadAtPause, OwnLoadReport, State, Supply
 
 STALE_S = 15.0
 """On battery the sources are asked every 5 s: a reading that is older than three of them does not count."""
@@ -76,7 +76,7 @@ def enter(policy: Policy, state: State, event: OwnLoad) -> State:
     is_above = ups_w is not None and watts > 1.1 * ups_w + 0.02 * (rating_w(policy, state) or 0.0)
     above_since_s = event.at_s if is_above else None
     if known is None:
-        heard = OwnHeard(
+        report = OwnLoadReport(
             source=event.source,
             watts=watts,
             at_s=event.at_s,
@@ -88,7 +88,7 @@ def enter(policy: Policy, state: State, event: OwnLoad) -> State:
         if is_above and known.above_since_s is not None:
             above_since_s = known.above_since_s
         jumped = known.before_w is not None and _is_jump(known.before_w, known.watts, watts)
-        heard = OwnHeard(
+        report = OwnLoadReport(
             source=event.source,
             watts=watts,
             at_s=event.at_s,
@@ -100,7 +100,7 @@ def enter(policy: Policy, state: State, event: OwnLoad) -> State:
             before_ups_w=known.ups_w,
         )
     others = tuple(each for each in state.own if each.source is not event.source)
-    return replace(state, own=tuple(sorted((*others, heard), key=lambda each: _MEASURING.index(each.source))))
+    return replace(state, own=tuple(sorted((*others, report), key=lambda each: _MEASURING.index(each.source))))
 
 
 def _is_jump(first_w: float, second_w: float, third_w: float) -> bool:
@@ -126,39 +126,39 @@ def _ups_w(policy: Policy, state: State) -> float | None:
     return None if rated is None or state.battery.load is None else rated * state.battery.load
 
 
-def doubt(policy: Policy, state: State, heard: OwnHeard, now_s: float) -> str:
+def doubt(policy: Policy, state: State, report: OwnLoadReport, now_s: float) -> str:
     """Say why a measurement does not count now, or ""."""
-    age_s, watts = now_s - heard.at_s, heard.watts
+    age_s, watts = now_s - report.at_s, report.watts
     on_battery = state.feed.supply is Supply.BATTERY and now_s - state.feed.since_s > STALE_S
     if age_s > (STALE_S if on_battery else STALE_ON_UTILITY_S):
         return f"no reading for {age_s:.0f} s"
     if not LEAST_W <= watts <= MOST_W:
         return f"implausible: {watts:g} W"
     limit_w = None if policy.shared is None or policy.shared.own_w is None else TIMES_OWN_W * policy.shared.own_w
-    if limit_w is not None and watts > limit_w and heard.source is not OwnSource.GPU:
+    if limit_w is not None and watts > limit_w and report.source is not OwnSource.GPU:
         return f"{watts:g} W is over twice own_w of the settings, perhaps that of the whole chassis"
-    if heard.above_since_s is not None and _stays_above(state, heard):
+    if report.above_since_s is not None and _stays_above(state, report):
         return f"{watts:g} W is more than the whole UPS carries, perhaps that of the whole chassis"
-    if heard.jumped_at_s is not None and now_s - heard.jumped_at_s <= JUMPED_S:
+    if report.jumped_at_s is not None and now_s - report.jumped_at_s <= JUMPED_S:
         return "it jumps up and down"
-    return _frozen(state, heard)
+    return _frozen(state, report)
 
 
-def _stays_above(state: State, heard: OwnHeard) -> bool:
-    step_at_s, since_s = state.battery.step_at_s, heard.above_since_s or 0.0
-    steady = step_at_s is None or heard.at_s - step_at_s >= ABOVE_S
-    return steady or heard.at_s - since_s >= ABOVE_S
+def _stays_above(state: State, report: OwnLoadReport) -> bool:
+    step_at_s, since_s = state.battery.step_at_s, report.above_since_s or 0.0
+    steady = step_at_s is None or report.at_s - step_at_s >= ABOVE_S
+    return steady or report.at_s - since_s >= ABOVE_S
 
 
-def _frozen(state: State, heard: OwnHeard) -> str:
+def _frozen(state: State, report: OwnLoadReport) -> str:
     """Say that a reading has not moved by a single watt although it had to."""
     phase, step_at_s = state.phase, state.battery.step_at_s
-    if isinstance(phase, Emergency) and phase.own and any(t.alive and t.told_pause for t in state.trainers):
+    if isinstance(phase, Emergency) and phase.own and any(t.alive and t.pause_ordered for t in state.trainers):
         paused_at_s = phase.paused_at_s
-        if heard.since_s < paused_at_s and heard.at_s - paused_at_s >= FROZEN_S:
-            return f"frozen: {heard.watts:g} W since before training was asked to pause"
-    if step_at_s is not None and heard.since_s < step_at_s and heard.at_s - step_at_s >= FROZEN_AT_A_STEP_S:
-        return f"frozen: {heard.watts:g} W for {heard.at_s - heard.since_s:.0f} s, and the UPS's load made a step"
+        if report.since_s < paused_at_s and report.at_s - paused_at_s >= FROZEN_S:
+            return f"frozen: {report.watts:g} W since before training was asked to pause"
+    if step_at_s is not None and report.since_s < step_at_s and report.at_s - step_at_s >= FROZEN_AT_A_STEP_S:
+        return f"frozen: {report.watts:g} W for {report.at_s - report.since_s:.0f} s, and the UPS's load made a step"
     return ""
 
 
@@ -169,34 +169,34 @@ def own_load(policy: Policy, state: State, now_s: float) -> Own | None:
         return None
     load, rated = load_of(state.battery), rating_w(policy, state)
     passed_over: list[tuple[OwnSource, str]] = []
-    for heard in state.own:
-        why = doubt(policy, state, heard, now_s)
+    for report in state.own:
+        why = doubt(policy, state, report, now_s)
         if why:
-            passed_over.append((heard.source, why))
+            passed_over.append((report.source, why))
             continue
-        watts = heard.watts + (state.learned.rest_w or 0.0 if heard.source is OwnSource.GPU else 0.0)
+        watts = report.watts + (state.learned.rest_w or 0.0 if report.source is OwnSource.GPU else 0.0)
         share = _share(watts, rated, load)
         if share is not None:
             return Own(
                 load=share,
                 watts=watts,
-                source=heard.source,
-                at_s=heard.at_s,
+                source=report.source,
+                at_s=report.at_s,
                 rating_w=rated,
                 passed_over=tuple(passed_over),
             )
-        passed_over.append((heard.source, "the UPS's rating is not known (rating_w)"))
-    told = None if shared.own_w is None else _share(shared.own_w, rated, load)
-    if told is not None:
+        passed_over.append((report.source, "the UPS's rating is not known (rating_w)"))
+    presumed = None if shared.own_w is None else _share(shared.own_w, rated, load)
+    if presumed is not None:
         source = OwnSource.SETTINGS
     elif shared.hosts:
-        told, source = load / shared.hosts, OwnSource.HOSTS
+        presumed, source = load / shared.hosts, OwnSource.HOSTS
     else:
-        told, source = 0.0, OwnSource.UNKNOWN
+        presumed, source = 0.0, OwnSource.UNKNOWN
     unknown = rated is None or source is OwnSource.UNKNOWN
     return Own(
-        load=told,
-        watts=None if unknown else told * (rated or 0.0),
+        load=presumed,
+        watts=None if unknown else presumed * (rated or 0.0),
         source=source,
         rating_w=rated,
         passed_over=tuple(passed_over),
@@ -226,7 +226,9 @@ def with_gpu_share(policy: Policy, state: State, now_s: float) -> State:
     recent = [each for each in state.own if 0.0 <= now_s - each.at_s <= _SAME_MINUTE_S]
     known = {each.source: each for each in recent if not doubt(policy, state, each, now_s)}
     gpus, host = known.get(OwnSource.GPU), known.get(OwnSource.BMC, known.get(OwnSource.PDU))
-    runs = any(t.alive and not (t.paused or t.told_pause) and t.conduct is not Conduct.CONTINUE for t in state.trainers)
+    runs = any(
+        t.alive and not (t.paused or t.pause_ordered) and t.conduct is not Conduct.CONTINUE for t in state.trainers
+    )
     calm = isinstance(state.phase, Online) and state.feed.supply is Supply.UTILITY and state.drill is None
     if gpus is None or not runs or not calm or state.cap is not None:
         return state
@@ -247,15 +249,15 @@ def looks_shared(policy: Policy, state: State) -> str:
     rated = rating_w(policy, state)
     if policy.shared is not None or rated is None:
         return ""
-    for heard in state.own:
-        if heard.source is OwnSource.GPU or heard.ups_w is None or not LEAST_W <= heard.watts <= MOST_W:
+    for report in state.own:
+        if report.source is OwnSource.GPU or report.ups_w is None or not LEAST_W <= report.watts <= MOST_W:
             continue
-        both = f"{heard.ups_w:.0f} W, and this host draws {heard.watts:.0f} W ({heard.source})"
-        if heard.ups_w > _SHARED * heard.watts + _SHARED_SHARE * rated:
+        both = f"{report.ups_w:.0f} W, and this host draws {report.watts:.0f} W ({report.source})"
+        if report.ups_w > _SHARED * report.watts + _SHARED_SHARE * rated:
             return f"the UPS carries {both}"
-        if heard.before_w is None or heard.before_ups_w is None:
+        if report.before_w is None or report.before_ups_w is None:
             continue
-        moved_w, own_w = heard.ups_w - heard.before_ups_w, heard.watts - heard.before_w
+        moved_w, own_w = report.ups_w - report.before_ups_w, report.watts - report.before_w
         if abs(moved_w) > 2.0 * abs(own_w) + 2.0 * _SHARED_SHARE * rated:
             return f"the UPS's load moved by {moved_w:+.0f} W to {both}, which moved by {own_w:+.0f} W"
     return ""
@@ -264,10 +266,10 @@ def looks_shared(policy: Policy, state: State) -> str:
 # --- After a pause ---------------------------------------------------------------------------------------------------
 
 
-def before_pause(policy: Policy, state: State, now_s: float, drop_share: float) -> tuple[OwnBefore, ...]:
+def before_pause(policy: Policy, state: State, now_s: float, drop_share: float) -> tuple[OwnLoadAtPause, ...]:
     """Return what each valid source reports before training is asked to pause. drop_share: share that is to fall."""
     return tuple(
-        OwnBefore(source=each.source, watts=each.watts, drop_w=drop_share * each.watts)
+        OwnLoadAtPause(source=each.source, watts=each.watts, drop_w=drop_share * each.watts)
         for each in state.own
         if not doubt(policy, state, each, now_s)
     )
@@ -312,15 +314,15 @@ def fall(policy: Policy, state: State, now_s: float) -> Fall | None:
     if not isinstance(phase, Emergency):
         return None
     for before in phase.own:
-        heard = next((each for each in state.own if each.source is before.source), None)
-        if heard is None or heard.since_s <= phase.paused_at_s or doubt(policy, state, heard, now_s):
+        report = next((each for each in state.own if each.source is before.source), None)
+        if report is None or report.since_s <= phase.paused_at_s or doubt(policy, state, report, now_s):
             continue
         return Fall(
-            source=heard.source,
+            source=report.source,
             before_w=before.watts,
-            now_w=heard.watts,
+            now_w=report.watts,
             expected_w=before.watts - before.drop_w,
-            is_falling=heard.before_w is not None and heard.watts < _FALLING * heard.before_w,
-            is_early=heard.at_s < _shows_from_s(state, phase.paused_at_s),
+            is_falling=report.before_w is not None and report.watts < _FALLING * report.before_w,
+            is_early=report.at_s < _shows_from_s(state, phase.paused_at_s),
         )
     return None

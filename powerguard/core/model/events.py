@@ -375,13 +375,14 @@ class PowerOnDisarmed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTold:
-    """Of `DrainNode`, `LeaveNode` and `ReturnNode`. did: in the effector's word; not_ours: others have marked the node.
+class NodeChanged:
+    """Of `DrainNode`, `LeaveNode` and `ReturnNode`.
 
+    effect: as the effector reports it; not_ours: others have marked the node.
     jobs: ids of the jobs that were requeued, or started; of a drain: those that a commit would requeue.
     """
 
-    did: str
+    effect: str
     jobs: tuple[str, ...]
     because: str
 
@@ -393,52 +394,54 @@ def is_recorded(outcome: Outcome) -> bool:
 
 def checkpoint_done(done: Done) -> CheckpointDone:
     """Read the outcome of a checkpoint."""
-    told = dict(done.detail)
-    step = told.get("step")
+    detail = dict(done.detail)
+    step = detail.get("step")
     return CheckpointDone(
         step=step if isinstance(step, int) else None,
-        tier=str(told.get("tier") or ""),
+        tier=str(detail.get("tier") or ""),
         recorded=is_recorded(done),
-        confirmed=told.get("confirmed") is not False,
-        older=told.get("at_paused_step") is False,
-        paused=told.get("paused") is True,
-        verified=told.get("verified") is True,
+        confirmed=detail.get("confirmed") is not False,
+        older=detail.get("at_paused_step") is False,
+        paused=detail.get("paused") is True,
+        verified=detail.get("verified") is True,
     )
 
 
 def policy_ensured(outcome: Outcome) -> PolicyEnsured:
     """Read what became of the BMC's policy."""
-    told = dict(outcome.detail)
-    watts = told.get("power_watts")
+    detail = dict(outcome.detail)
+    watts = detail.get("power_watts")
     return PolicyEnsured(
-        policy=_text(told.get("policy")),
-        verified=told.get("verified") is True,
-        restore=_text(told.get("restore")),
+        policy=_text(detail.get("policy")),
+        verified=detail.get("verified") is True,
+        restore=_text(detail.get("restore")),
         power_watts=watts if isinstance(watts, float) else None,
     )
 
 
 def power_on_armed(done: Done) -> PowerOnArmed:
     """Read what was armed."""
-    told = dict(done.detail)
-    in_s = told.get("in_s")
-    return PowerOnArmed(in_s=in_s if isinstance(in_s, int | float) else None, returns=_text(told.get("returns")) or "")
+    detail = dict(done.detail)
+    in_s = detail.get("in_s")
+    return PowerOnArmed(
+        in_s=in_s if isinstance(in_s, int | float) else None, returns=_text(detail.get("returns")) or ""
+    )
 
 
 def power_on_disarmed(outcome: Outcome) -> PowerOnDisarmed:
     """Read what was disarmed."""
-    told = dict(outcome.detail)
-    return PowerOnDisarmed(disarmed=told.get("disarmed") is not False, because=_text(told.get("because")) or "")
+    detail = dict(outcome.detail)
+    return PowerOnDisarmed(disarmed=detail.get("disarmed") is not False, because=_text(detail.get("because")) or "")
 
 
-def node_marked(done: Done) -> NodeTold:
+def node_marked(done: Done) -> NodeChanged:
     """Read what became of the scheduler's node."""
-    told = dict(done.detail)
-    jobs = _text(told.get("jobs")) or ""
-    return NodeTold(
-        did=_text(told.get("did")) or "",
+    detail = dict(done.detail)
+    jobs = _text(detail.get("jobs")) or ""
+    return NodeChanged(
+        effect=_text(detail.get("did")) or "",
         jobs=tuple(each for each in jobs.split(",") if each),
-        because=_text(told.get("because")) or "",
+        because=_text(detail.get("because")) or "",
     )
 
 

@@ -27,7 +27,7 @@ class Measures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class SourceReport:
     """One of several sources of a UPS, as last heard. Kept only where there is more than one.
 
     reading, previous: its newest two; None until the first one.
@@ -95,7 +95,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class NetworkLoss:
     """A part of this host's own network that went: between heard_s and at_s. part: as in `events.NetworkSeen`."""
 
     part: str
@@ -104,7 +104,7 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnHeard:
+class OwnLoadReport:
     """The last report of one source on this host's own load. watts: its newest reading; before_w: the one before that.
 
     since_s: since when it has reported the same number of watts. jumped_at_s: when it last went up and down at once.
@@ -124,7 +124,7 @@ class OwnHeard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnBefore:
+class OwnLoadAtPause:
     """A source's report on this host's own load when training was asked to pause. drop_w: how much of it is to fall."""
 
     source: OwnSource
@@ -178,7 +178,7 @@ class Feed:
     fsd_since_s: float | None = None
     fsd_at_s: float | None = None
     fsd_at_first: bool = False
-    heard: tuple[Heard, ...] = ()
+    heard: tuple[SourceReport, ...] = ()
     disagree_since_s: float | None = None
 
 
@@ -296,11 +296,11 @@ class Activity(StrEnum):
 class Trainer:
     """One trainer as last seen.
 
-    checkpoint: that of the outage. checkpoint_s: seconds from order to durable, the best estimate there is; told_s: the
-    estimate of the trainer or the settings.
+    checkpoint: that of the outage. checkpoint_s: seconds from order to durable, the best estimate there is.
+    reported_s: the trainer's own estimate; None: not reported.
     in_flight: its checkpoint that has no outcome yet, of whatever cause. ordered_at_s: when the last one was ordered.
-    told_pause: it was asked to pause or exit in this outage and has not been resumed. stood: it was paused before, on
-    utility, and not by powerguard: it is not resumed.
+    pause_ordered: it was asked to pause or exit in this outage and has not been resumed.
+    stood: it was paused before, on utility, and not by powerguard: it is not resumed.
     durable_at_s, durable_step: of the newest known checkpoint.
     stall_s: how long a checkpoint during training delays it, as it reports; None: not reported.
     priority: as in `TrainerPolicy`.
@@ -311,11 +311,11 @@ class Trainer:
     activity: Activity = Activity.TRAINING
     conduct: Conduct = Conduct.CONTINUE
     checkpoint_s: float = 60.0
-    told_s: float | None = None
+    reported_s: float | None = None
     disk: str = ""
     step: int | None = None
     step_s: float = 0.0
-    told_pause: bool = False
+    pause_ordered: bool = False
     stood: bool = False
     checkpoint: NotDurable | Durable | GivenUp = field(default_factory=NotDurable)
     in_flight: CheckpointInFlight | None = None
@@ -359,7 +359,7 @@ class Trainer:
 
     def without_outage(self) -> "Trainer":
         """Return it with nothing asked of it and nothing owed by it for an outage."""
-        return replace(self, checkpoint=NotDurable(), told_pause=False)
+        return replace(self, checkpoint=NotDurable(), pause_ordered=False)
 
     @property
     def order(self) -> str | None:
@@ -567,7 +567,7 @@ class Drill:
     """A rehearsal that runs (see `drill`).
 
     part: what it does now. waiting: orders without outcome.
-    told: trainers that it has asked to pause; paused: those that may still be paused.
+    ordered_to_pause: trainers that it has asked to pause; paused: those that may still be paused.
     load: share of the rating before anything was done. speeds: steps a second before. failures: what went wrong.
     """
 
@@ -578,7 +578,7 @@ class Drill:
     witness: str
     part: DrillPart
     waiting: tuple[DrillOrder, ...] = ()
-    told: tuple[str, ...] = ()
+    ordered_to_pause: tuple[str, ...] = ()
     paused: tuple[str, ...] = ()
     load: float | None = None
     speeds: tuple[tuple[str, float], ...] = ()
@@ -657,7 +657,7 @@ class EmergencyCheckpoint:
     settle_by_s: float = 0.0
     due_at_s: float | None = None
     own_drop: float | None = None
-    own: tuple[OwnBefore, ...] = ()
+    own: tuple[OwnLoadAtPause, ...] = ()
 
     @property
     def paused_at_s(self) -> float:
@@ -676,7 +676,7 @@ class Holding:
     paused_at_s: float = 0.0
     due_at_s: float | None = None
     own_drop: float | None = None
-    own: tuple[OwnBefore, ...] = ()
+    own: tuple[OwnLoadAtPause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -755,7 +755,7 @@ class State:
 
     serial: numbers the actions, so that ids stay unique over restarts.
     guarded_since_s: training runs again below the charge gate since then, with checkpoints where they cost little.
-    told: names of the alarms that hold, so that each is logged once.
+    alarms: names of the alarms that hold, so that each is logged once.
     learned: what has been measured here, the battery apart. drill: the one that runs.
     upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
     gone: parts of this host's own network that went, newest last.
@@ -771,13 +771,13 @@ class State:
     transfers: tuple[float, ...] = ()
     serial: int = 0
     guarded_since_s: float | None = None
-    told: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()
     learned: Learned = field(default_factory=Learned)
     drill: Drill | None = None
     upses: tuple[Supplied, ...] = ()
-    gone: tuple[Gone, ...] = ()
+    gone: tuple[NetworkLoss, ...] = ()
     owed: tuple[Obligation, ...] = ()
-    own: tuple[OwnHeard, ...] = ()
+    own: tuple[OwnLoadReport, ...] = ()
 
     def trainer(self, name: str) -> Trainer | None:
         """Return the trainer of this name, if it is known."""

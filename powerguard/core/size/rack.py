@@ -168,7 +168,7 @@ class _Member:
         if paused_s is None:
             return known
         in_flight = CheckpointInFlight(order="checkpoint", eta_at_s=paused_s + self.group.checkpoint_s)
-        paused = replace(known, activity=Activity.PAUSED, told_pause=True, ordered_at_s=paused_s)
+        paused = replace(known, activity=Activity.PAUSED, pause_ordered=True, ordered_at_s=paused_s)
         if self.is_durable:
             return replace(paused, checkpoint=Durable())
         return replace(paused, in_flight=in_flight)
@@ -217,7 +217,7 @@ class _Member:
         self.stage = stage
         self.at_s[stage] = battery.at_s
 
-    def told(self, empty_s: float) -> GroupCourse:
+    def group_course(self, empty_s: float) -> GroupCourse:
         """Return how it went. empty_s: when the battery was empty, infinity if it was not."""
         at_s = {stage: at_s for stage, at_s in self.at_s.items() if at_s < empty_s}
         is_safe = self.is_durable and Stage.OFF in at_s
@@ -271,7 +271,7 @@ def _course(policy: Policy, groups: Sequence[Group]) -> RackCourse:
     load = sum(member.load for member in members)
     battery = Battery(at_s=0.0, used=0.0, left=policy.health, load=load, health=policy.health)
     if load > 1.0:
-        courses = tuple(replace(member.told(math.inf), verdict=Verdict.OVERLOAD) for member in members)
+        courses = tuple(replace(member.group_course(math.inf), verdict=Verdict.OVERLOAD) for member in members)
         return RackCourse(
             groups=courses, moments=(), load=load, empty_s=None, verdict=Verdict.OVERLOAD, battery_times=None
         )
@@ -299,13 +299,13 @@ def _course(policy: Policy, groups: Sequence[Group]) -> RackCourse:
             for member, stage in due
         ]
         empty_s = math.inf
-    told = tuple(member.told(empty_s) for member in members)
+    group_courses = tuple(member.group_course(empty_s) for member in members)
     order = (Verdict.FULL, Verdict.SHORT, Verdict.BARE, Verdict.NONE)
     return RackCourse(
-        groups=told,
+        groups=group_courses,
         moments=tuple(moments),
         load=load,
         empty_s=None if math.isinf(empty_s) else empty_s,
-        verdict=max((each.verdict for each in told), key=order.index),
+        verdict=max((each.verdict for each in group_courses), key=order.index),
         battery_times=None,
     )

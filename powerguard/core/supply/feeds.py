@@ -21,7 +21,7 @@ from powerguard.core.model.state import Battery, Feed, Online, State, Supplied, 
 from powerguard.core.supply import fusion, silence
 from powerguard.core.supply.silence import OVERLOADED, policy_of
 
-_Words = Mapping[str, Supply]  # The supply to assume for each feed, by its UPS: see `word_of`.
+_UpsSupply = Mapping[str, Supply]  # The supply to assume for each feed, by its UPS: see `supply_of`.
 _LEAST_S = 0.1
 _ALARMING_FIRST = (
     OutputSource.UNKNOWN,
@@ -42,13 +42,13 @@ def take(policy: Policy, feed: Feed, battery: Battery, reading: Reading) -> tupl
     new = fusion.observe(policy, feed, reading)
     if new is feed:
         return feed, battery
-    told = new.reading or reading  # Merged, if the UPS has several sources.
+    merged = new.reading or reading  # Merged, if the UPS has several sources.
     draining, drained = fusion.is_draining(new), fusion.is_draining(feed)
     if not drained:
         # The short way leaves the account behind by some seconds; those were seconds on utility.
         until_s = reading.at_s if feed.reading is None else feed.reading.at_s
         battery = account.advance(policy, battery, until_s, draining=False)
-    return new, account.enter(policy, battery, new, told, draining=draining, drained=draining or drained)
+    return new, account.enter(policy, battery, new, merged, draining=draining, drained=draining or drained)
 
 
 def enter(policy: Policy, state: State, reading: Reading) -> State | None:
@@ -56,11 +56,11 @@ def enter(policy: Policy, state: State, reading: Reading) -> State | None:
     if not policy.feeds:
         feed, battery = take(policy, state.feed, state.battery, reading)
         return None if feed is state.feed else replace(state, feed=feed, battery=battery)
-    mine = policy_of(policy, reading.ups)
-    if mine is None:
+    feed_policy = policy_of(policy, reading.ups)
+    if feed_policy is None:
         return None
-    known = of(state, reading.ups) or _unheard(mine, reading.at_s)
-    feed, battery = take(mine.policy, known.feed, known.battery, reading)
+    known = of(state, reading.ups) or _unheard(feed_policy, reading.at_s)
+    feed, battery = take(feed_policy.policy, known.feed, known.battery, reading)
     if feed is known.feed:
         return None
     upses = _with(state.upses, replace(known, feed=feed, battery=battery))
@@ -72,11 +72,11 @@ def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
     if not policy.feeds:
         feed = fusion.lose(policy, state.feed, failure)
         return None if feed is state.feed else replace(state, feed=feed)
-    mine = policy_of(policy, failure.ups)
-    if mine is None:
+    feed_policy = policy_of(policy, failure.ups)
+    if feed_policy is None:
         return None
-    known = of(state, failure.ups) or _unheard(mine, failure.at_s)
-    feed = fusion.lose(mine.policy, known.feed, failure)
+    known = of(state, failure.ups) or _unheard(feed_policy, failure.at_s)
+    feed = fusion.lose(feed_policy.policy, known.feed, failure)
     if feed is known.feed:
         return None
     upses = _with(state.upses, replace(known, feed=feed))
@@ -111,14 +111,14 @@ def adopt(policy: Policy, state: State, now_s: float) -> State:
     if not policy.feeds:
         if not state.upses:
             return replace(state, feed=fusion.without_former(policy, state.feed))
-        mine = of(state, policy.ups)
+        known = of(state, policy.ups)
         kept = (Feed(since_s=now_s), Battery(at_s=now_s, health=policy.health))
-        feed, battery = kept if mine is None else (mine.feed, mine.battery)
+        feed, battery = kept if known is None else (known.feed, known.battery)
         return replace(state, upses=(), feed=fusion.without_former(policy, feed), battery=battery)
     upses = tuple(each for each in state.upses if policy_of(policy, each.ups) is not None)
-    heard = None if state.feed.reading is None else policy_of(policy, state.feed.reading.ups)
-    if not state.upses and heard is not None:
-        upses = (Supplied(ups=heard.policy.ups, feed=state.feed, battery=state.battery),)
+    feed_policy = None if state.feed.reading is None else policy_of(policy, state.feed.reading.ups)
+    if not state.upses and feed_policy is not None:
+        upses = (Supplied(ups=feed_policy.policy.ups, feed=state.feed, battery=state.battery),)
     upses = tuple(replace(each, feed=fusion.without_former(_own(policy, each.ups), each.feed)) for each in upses)
     return compose(policy, state, upses, now_s, None)
 
@@ -131,9 +131,11 @@ def with_battery(
         return replace(state, battery=change(policy, state.battery))
     changed = []
     for each in state.upses:
-        mine = policy_of(policy, each.ups)
-        named = mine is not None and ups in ("", each.ups)
-        changed.append(replace(each, battery=change(mine.policy, each.battery)) if mine and named else each)
+        feed_policy = policy_of(policy, each.ups)
+        named = feed_policy is not None and ups in ("", each.ups)
+        changed.append(
+            replace(each, battery=change(feed_policy.policy, each.battery)) if feed_policy and named else each
+        )
     return compose(policy, state, tuple(changed), now_s, None)
 
 
@@ -149,8 +151,8 @@ def rebooted(
 
 
 def _own(policy: Policy, ups: str) -> Policy:
-    mine = policy_of(policy, ups)
-    return policy if mine is None else mine.policy
+    feed_policy = policy_of(policy, ups)
+    return policy if feed_policy is None else feed_policy.policy
 
 
 def _again(each: Supplied, at_s: float, battery: Battery) -> Supplied:
@@ -166,17 +168,17 @@ def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
     """Return every UPS as if it were the only one, with its own policy; one pair where it is."""
     if not policy.feeds:
         return [(policy, state)]
-    known = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
+    known = [(feed_policy, of(state, feed_policy.policy.ups)) for feed_policy in policy.feeds]
     return [
-        (mine.policy, replace(state, feed=each.feed, battery=each.battery, upses=()))
-        for mine, each in known
+        (feed_policy.policy, replace(state, feed=each.feed, battery=each.battery, upses=()))
+        for feed_policy, each in known
         if each is not None
     ]
 
 
-def told_load(policy: Policy, state: State, reading: Reading) -> float | None:
+def reported_load(policy: Policy, state: State, reading: Reading) -> float | None:
     """Load by the newest reading, a share of the rating; of several UPSes the mean of those that carry the host."""
-    return _load(policy, state.upses) if policy.feeds else account.told_load(policy, reading)
+    return _load(policy, state.upses) if policy.feeds else account.reported_load(policy, reading)
 
 
 def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float) -> bool:
@@ -188,23 +190,27 @@ def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float
     if not policy.feeds:
         return _contradicts(policy, state.feed, state.battery, now_s, stop_s)
 
-    def carries(mine: Policy, each: Supplied) -> bool:
-        if word_of(state.upses, each) is Supply.UTILITY or _may_carry(state.upses, each):
+    def carries(own_policy: Policy, each: Supplied) -> bool:
+        if supply_of(state.upses, each) is Supply.UTILITY or _may_carry(state.upses, each):
             return True
-        return _contradicts(mine, each.feed, each.battery, now_s, stop_s)
+        return _contradicts(own_policy, each.feed, each.battery, now_s, stop_s)
 
     return _are_fed(policy, state, carries)
 
 
 def has_supplies(policy: Policy, state: State) -> bool:
     """Say whether UPSes that report utility feed as many power supplies as the host needs."""
-    return bool(policy.feeds) and _are_fed(policy, state, lambda _, each: word_of(state.upses, each) is Supply.UTILITY)
+    return bool(policy.feeds) and _are_fed(
+        policy, state, lambda _, each: supply_of(state.upses, each) is Supply.UTILITY
+    )
 
 
 def _are_fed(policy: Policy, state: State, carries: Callable[[Policy, Supplied], bool]) -> bool:
     """Say whether the UPSes for which `carries` holds feed as many power supplies as the host needs."""
-    known = ((mine, of(state, mine.policy.ups)) for mine in policy.feeds)
-    fed = (mine.supplies for mine, each in known if each is not None and carries(mine.policy, each))
+    known = ((feed_policy, of(state, feed_policy.policy.ups)) for feed_policy in policy.feeds)
+    fed = (
+        feed_policy.supplies for feed_policy, each in known if each is not None and carries(feed_policy.policy, each)
+    )
     return sum(fed) >= policy.minimum_supplies
 
 
@@ -221,14 +227,16 @@ def _contradicts(policy: Policy, feed: Feed, battery: Battery, now_s: float, sto
     return denial is not None and outlasts(policy, battery, denial, now_s - feed.since_s, stop_s)
 
 
-def told_again(policy: Policy, state: State, now_s: float) -> bool:
+def battery_reported_twice(policy: Policy, state: State, now_s: float) -> bool:
     """Say whether a second reading of the same UPS says battery as well as the newest."""
     if not policy.feeds:
-        return fusion.told_again(policy, state.feed, now_s)
-    pairs = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
+        return fusion.battery_reported_twice(policy, state.feed, now_s)
+    pairs = [(feed_policy, of(state, feed_policy.policy.ups)) for feed_policy in policy.feeds]
     return any(
-        each is not None and each.feed.supply is Supply.BATTERY and fusion.told_again(mine.policy, each.feed, now_s)
-        for mine, each in pairs
+        each is not None
+        and each.feed.supply is Supply.BATTERY
+        and fusion.battery_reported_twice(feed_policy.policy, each.feed, now_s)
+        for feed_policy, each in pairs
     )
 
 
@@ -236,12 +244,12 @@ def redundancy_lost(state: State) -> str:
     """Name the feeds without which the host still has what it needs, and that do not carry it; "" where none."""
     if state.feed.supply is not Supply.UTILITY:
         return ""
-    gone = [
+    lost = [
         each
         for each in state.upses
-        if silence.lives(each) or (word_of(state.upses, each) is not Supply.UTILITY and _is_known(each))
+        if silence.lives(each) or (supply_of(state.upses, each) is not Supply.UTILITY and _is_known(each))
     ]
-    return ", ".join(f"{each.ups} ({_why(state.upses, each)})" for each in gone)
+    return ", ".join(f"{each.ups} ({_why(state.upses, each)})" for each in lost)
 
 
 def _is_known(each: Supplied) -> bool:
@@ -249,9 +257,9 @@ def _is_known(each: Supplied) -> bool:
     return each.feed.reading is not None or each.feed.lost_since_s is not None
 
 
-def _unheard(mine: FeedPolicy, at_s: float) -> Supplied:
-    battery = Battery(at_s=at_s, health=mine.policy.health)
-    return Supplied(ups=mine.policy.ups, feed=Feed(since_s=at_s), battery=battery)
+def _unheard(feed_policy: FeedPolicy, at_s: float) -> Supplied:
+    battery = Battery(at_s=at_s, health=feed_policy.policy.health)
+    return Supplied(ups=feed_policy.policy.ups, feed=Feed(since_s=at_s), battery=battery)
 
 
 def _with(upses: tuple[Supplied, ...], new: Supplied) -> tuple[Supplied, ...]:
@@ -263,7 +271,7 @@ def _with(upses: tuple[Supplied, ...], new: Supplied) -> tuple[Supplied, ...]:
 def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
     if silence.lives(each):
         return "silent; it has carried its part for longer than a battery lasts"
-    if word_of(upses, each) is Supply.BATTERY:
+    if supply_of(upses, each) is Supply.BATTERY:
         return "silent since the power or the network failed" if each.presumed else "on battery"
     reading = each.feed.reading
     return "silent" if reading is None or each.feed.lost_since_s is not None else str(reading.output_source)
@@ -276,21 +284,21 @@ def compose(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: fl
     """Return the state with what all feeds are together. arrived: the feed whose reading has just come."""
     upses = tuple(silence.presumed(state.gone, upses, each) for each in upses)
     upses = tuple(silence.watched(policy, upses, each, now_s, arrived) for each in upses)
-    words = _words(policy, upses)
-    if Supply.BATTERY not in words.values():
+    ups_supply = _ups_supply(policy, upses)
+    if Supply.BATTERY not in ups_supply.values():
         upses = tuple(_advanced(policy, each, now_s, draining=False) if _is_silent(each) else each for each in upses)
     growth = _growth(state)
-    upses = tuple(_overloaded(policy, upses, each, words, growth) for each in upses)
-    upses = tuple(_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each for each in upses)
-    feed = _feed(policy, state.feed, upses, now_s, arrived, words=words)
-    battery = _battery(policy, state.battery, upses, feed, now_s, words=words)
+    upses = tuple(_overloaded(policy, upses, each, ups_supply, growth) for each in upses)
+    upses = tuple(_advanced(policy, each, now_s) if ups_supply[each.ups] is Supply.BATTERY else each for each in upses)
+    feed = _feed(policy, state.feed, upses, now_s, arrived, ups_supply=ups_supply)
+    battery = _battery(policy, state.battery, upses, feed, now_s, ups_supply=ups_supply)
     return replace(state, upses=upses, feed=feed, battery=battery)
 
 
 # --- One feed among several ---------------------------------------------------------------------------------------
 
 
-def word_of(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
+def supply_of(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
     """Supply to assume for this feed; in an outage, unverified utility counts as absent."""
     feed = each.feed
     if silence.lives(each):
@@ -309,21 +317,21 @@ def word_of(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
     return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY
 
 
-def _words(policy: Policy, upses: tuple[Supplied, ...]) -> _Words:
+def _ups_supply(policy: Policy, upses: tuple[Supplied, ...]) -> _UpsSupply:
     """Return the supply of each. At the worst, a silent one has been on battery since its last report.
 
     That holds if it reported utility in this outage. It also holds if the host needs it: the host runs.
     """
-    words = {each.ups: word_of(upses, each) for each in upses}
-    if Supply.BATTERY not in words.values():
-        return words
+    ups_supply = {each.ups: supply_of(upses, each) for each in upses}
+    if Supply.BATTERY not in ups_supply.values():
+        return ups_supply
     for each in upses:
-        if not _is_silent(each) or words[each.ups] is not Supply.UNKNOWN:
+        if not _is_silent(each) or ups_supply[each.ups] is not Supply.UNKNOWN:
             continue
         rest = sum(_supplies(policy, other) for other in upses if other is not each and _may_live(policy, other))
         if rest < policy.minimum_supplies or _was_heard_in_outage(upses, each):
-            words[each.ups] = Supply.BATTERY
-    return words
+            ups_supply[each.ups] = Supply.BATTERY
+    return ups_supply
 
 
 def _was_heard_in_outage(upses: tuple[Supplied, ...], each: Supplied) -> bool:
@@ -370,16 +378,18 @@ def _growth(state: State) -> float:
     return max(1.0, before / load) if before and load else 1.0
 
 
-def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, words: _Words, growth: float) -> Supplied:
+def _overloaded(
+    policy: Policy, upses: tuple[Supplied, ...], each: Supplied, ups_supply: _UpsSupply, growth: float
+) -> Supplied:
     """Find out whether it takes over more than it can carry when those on battery end; unknown loads are ignored.
 
     What has moved to it already is in its own load, and counts once. growth: of the load once training goes on.
     """
-    going = [other for other in upses if words[other.ups] is Supply.BATTERY]
+    going = [other for other in upses if ups_supply[other.ups] is Supply.BATTERY]
     load = each.battery.load
     overloaded = bool(going) and each.overloaded
-    if going and not overloaded and load is not None and words[each.ups] is Supply.UTILITY:
-        rest = sum(_supplies(policy, other) for other in upses if words[other.ups] is Supply.UTILITY)
+    if going and not overloaded and load is not None and ups_supply[each.ups] is Supply.UTILITY:
+        rest = sum(_supplies(policy, other) for other in upses if ups_supply[other.ups] is Supply.UTILITY)
         to_come = sum(other.battery.load or 0.0 for other in going if not silence.has_taken(each, other))
         taken = to_come * _supplies(policy, each) / max(1, rest)
         overloaded = (load + taken) * growth > OVERLOADED
@@ -387,18 +397,18 @@ def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, wor
 
 
 def _advanced(policy: Policy, each: Supplied, now_s: float, *, draining: bool = True) -> Supplied:
-    mine = policy_of(policy, each.ups)
-    if mine is None:
+    feed_policy = policy_of(policy, each.ups)
+    if feed_policy is None:
         return each
-    return replace(each, battery=account.advance(mine.policy, each.battery, now_s, draining=draining))
+    return replace(each, battery=account.advance(feed_policy.policy, each.battery, now_s, draining=draining))
 
 
 # --- All together -------------------------------------------------------------------------------------------------
 
 
 def _supplies(policy: Policy, each: Supplied) -> int:
-    mine = policy_of(policy, each.ups)
-    return 0 if mine is None else mine.supplies
+    feed_policy = policy_of(policy, each.ups)
+    return 0 if feed_policy is None else feed_policy.supplies
 
 
 def _falls_short_s(policy: Policy, upses: Iterable[Supplied], at_s: Callable[[Supplied], float | None]) -> float | None:
@@ -414,11 +424,17 @@ def _falls_short_s(policy: Policy, upses: Iterable[Supplied], at_s: Callable[[Su
 
 
 def _feed(
-    policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None, *, words: _Words
+    policy: Policy,
+    before: Feed,
+    upses: tuple[Supplied, ...],
+    now_s: float,
+    arrived: Feed | None,
+    *,
+    ups_supply: _UpsSupply,
 ) -> Feed:
-    lasting = [each for each in upses if words[each.ups] is Supply.UTILITY and not each.overloaded]
+    lasting = [each for each in upses if ups_supply[each.ups] is Supply.UTILITY and not each.overloaded]
     on_utility = sum(_supplies(policy, each) for each in lasting)
-    on_battery = [each for each in upses if words[each.ups] is Supply.BATTERY]
+    on_battery = [each for each in upses if ups_supply[each.ups] is Supply.BATTERY]
     supply = Supply.UNKNOWN
     if on_utility >= policy.minimum_supplies:
         supply = Supply.UTILITY
@@ -426,7 +442,7 @@ def _feed(
         supply = Supply.BATTERY
     since_s = before.since_s if supply is before.supply else _since_s(supply, on_battery, now_s)
     feeds = [each.feed for each in upses]
-    short = [each for each in upses if words[each.ups] is not Supply.UNKNOWN]
+    short = [each for each in upses if ups_supply[each.ups] is not Supply.UNKNOWN]
     lost = [feed.lost_since_s for feed in feeds if feed.lost_since_s is not None]
     tested = [feed for feed in feeds if feed.test_since_s is not None]
     tested_supplies = sum(_supplies(policy, each) for each in lasting if fusion.is_draining(each.feed))
@@ -484,36 +500,36 @@ def _reading(
 ) -> Reading | None:
     """Return one reading for all of them: what is left of the least full, the load of all, and every alarm."""
     base = before if arrived is None else arrived.reading
-    told = [each.feed.reading for each in upses if each.feed.reading is not None]
-    if base is None or not told:
+    readings = [each.feed.reading for each in upses if each.feed.reading is not None]
+    if base is None or not readings:
         return before
     on_battery = [each.reading for each in (u.feed for u in upses) if each.supply is Supply.BATTERY and each.reading]
-    words = {each.output_source for each in told}
-    if supply is Supply.BATTERY or (is_tested and OutputSource.BATTERY in words):
-        word = OutputSource.BATTERY
+    output_sources = {each.output_source for each in readings}
+    if supply is Supply.BATTERY or (is_tested and OutputSource.BATTERY in output_sources):
+        output_source = OutputSource.BATTERY
     else:
-        word = next((each for each in _ALARMING_FIRST if each in words), OutputSource.UTILITY)
-    charges = [each.charge_pct for each in told if each.charge_pct is not None]
-    runtimes = [each.runtime_s for each in on_battery or told if each.runtime_s is not None]
-    watts = [each.watts for each in told if each.watts is not None]
+        output_source = next((each for each in _ALARMING_FIRST if each in output_sources), OutputSource.UTILITY)
+    charges = [each.charge_pct for each in readings if each.charge_pct is not None]
+    runtimes = [each.runtime_s for each in on_battery or readings if each.runtime_s is not None]
+    watts = [each.watts for each in readings if each.watts is not None]
     load = _load(policy, upses)
     return replace(
         base,
         at_s=base.at_s if arrived is None else max(base.at_s, now_s),
-        output_source=word,
+        output_source=output_source,
         charge_pct=min(charges, default=None),
         runtime_s=min(runtimes, default=None),
         load_pct=None if load is None else round(100.0 * load, 3),
-        watts=sum(watts) if len(watts) == len(told) else None,
-        input_present=_input(on_battery, told if is_tested else (), base),
-        low_battery=any(each.low_battery for each in told),
-        replace_battery=any(each.replace_battery for each in told),
-        overload=any(each.overload for each in told),
-        testing=is_tested and any(each.testing for each in told),
-        calibrating=is_tested and any(each.calibrating for each in told),
-        forced_shutdown=any(each.forced_shutdown for each in told),
+        watts=sum(watts) if len(watts) == len(readings) else None,
+        input_present=_input(on_battery, readings if is_tested else (), base),
+        low_battery=any(each.low_battery for each in readings),
+        replace_battery=any(each.replace_battery for each in readings),
+        overload=any(each.overload for each in readings),
+        testing=is_tested and any(each.testing for each in readings),
+        calibrating=is_tested and any(each.calibrating for each in readings),
+        forced_shutdown=any(each.forced_shutdown for each in readings),
         output_off_in_s=None,
-        alarms=tuple(sorted({alarm for each in told for alarm in each.alarms})),
+        alarms=tuple(sorted({alarm for each in readings for alarm in each.alarms})),
     )
 
 
@@ -526,8 +542,12 @@ def _load(policy: Policy, upses: tuple[Supplied, ...]) -> float | None:
     def reported(each: Supplied) -> float | None:
         if each.feed.lost_since_s is not None:
             return each.battery.load
-        mine = policy_of(policy, each.ups)
-        return None if mine is None or each.feed.reading is None else account.told_load(mine.policy, each.feed.reading)
+        feed_policy = policy_of(policy, each.ups)
+        return (
+            None
+            if feed_policy is None or each.feed.reading is None
+            else account.reported_load(feed_policy.policy, each.feed.reading)
+        )
 
     return _mean(policy, _carrying(upses), reported)
 
@@ -536,18 +556,18 @@ def _input(on_battery: list[Reading], tested: Iterable[Reading], base: Reading) 
     """Say whether the input is there: for a UPS in a test its own report counts, whichever source answered last."""
     if any(each.input_present is False for each in on_battery):
         return False
-    words = {each.input_present for each in tested if each.testing or each.calibrating}
-    if not words:
+    inputs = {each.input_present for each in tested if each.testing or each.calibrating}
+    if not inputs:
         return base.input_present
-    return words.pop() if len(words) == 1 else None
+    return inputs.pop() if len(inputs) == 1 else None
 
 
 def _battery(
-    policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed: Feed, now_s: float, *, words: _Words
+    policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed: Feed, now_s: float, *, ups_supply: _UpsSupply
 ) -> Battery:
     """Return one battery for all: its energy is their mean, its table what they last together."""
-    going = [each for each in upses if words[each.ups] is Supply.BATTERY]
-    staying = [each for each in upses if words[each.ups] is Supply.UTILITY]
+    going = [each for each in upses if ups_supply[each.ups] is Supply.BATTERY]
+    staying = [each for each in upses if ups_supply[each.ups] is Supply.UTILITY]
     counted = going if feed.supply is Supply.BATTERY else going + staying
     left = _mean(policy, counted, lambda each: each.battery.left)
     if left is not None and budget.usable(policy, left) <= 0.0:
@@ -559,7 +579,7 @@ def _battery(
     if left is not None:
         usable = budget.usable(policy, left)
         full = usable <= 0.0  # No energy is left to play, but the table is still needed: that of full batteries.
-        lasts = stepped(_lasts_s(policy, upses, feed, now_s, words=words, full=full))
+        lasts = stepped(_lasts_s(policy, upses, feed, now_s, ups_supply=ups_supply, full=full))
         share = budget.usable(policy, 1.0) if full else usable
         carried = load or 1.0  # As for a single UPS: an unreported load counts as full.
         composed = tuple((factor * carried, lasts_s / share) for factor, lasts_s in zip(FACTORS, lasts, strict=True))
@@ -589,22 +609,22 @@ def _mean(policy: Policy, upses: Iterable[Supplied], of: Callable[[Supplied], fl
 
 
 def _lasts_s(
-    policy: Policy, upses: tuple[Supplied, ...], feed: Feed, now_s: float, *, words: _Words, full: bool
+    policy: Policy, upses: tuple[Supplied, ...], feed: Feed, now_s: float, *, ups_supply: _UpsSupply, full: bool
 ) -> list[float]:
     """Seconds until too few power supplies live, at each of FACTORS times the load of now: played to the end.
 
     full: as if each battery were new and full, and no UPS about to cut its output.
     """
-    legs: list[Leg] = []
+    legs: list[FeedCourse] = []
     orphaned = 0.0
     for each in upses:
-        mine, word = policy_of(policy, each.ups), words[each.ups]
-        if mine is None or _is_off(each) or silence.has_moved(each):
+        feed_policy, supply = policy_of(policy, each.ups), ups_supply[each.ups]
+        if feed_policy is None or _is_off(each) or silence.has_moved(each):
             continue
-        points = account.table(mine.policy, each.battery)
-        endless = word is Supply.UTILITY and feed.supply is Supply.BATTERY
+        points = account.table(feed_policy.policy, each.battery)
+        endless = supply is Supply.UTILITY and feed.supply is Supply.BATTERY
         blind = not endless and (not points or each.battery.left is None)
-        if word is Supply.UNKNOWN or blind:
+        if supply is Supply.UNKNOWN or blind:
             # Its runtime is unknown and counts as zero, but its load is there.
             orphaned += each.battery.load or 0.0
             continue
@@ -612,8 +632,8 @@ def _lasts_s(
         left = math.inf if endless else budget.usable(policy, energy)
         cut_at_s = None if full else budget.power_off_at_s(each.feed)
         legs.append(
-            Leg(
-                supplies=mine.supplies,
+            FeedCourse(
+                supplies=feed_policy.supplies,
                 left=left,
                 load=account.load_of(each.battery),
                 tau_s=_reader(points),
@@ -640,7 +660,7 @@ FACTORS = (0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
 
 
 @dataclass(slots=True)
-class Leg:
+class FeedCourse:
     """One feed while its end is played. left: usable energy; inf: utility. cut_at_s: its UPS cuts its output then."""
 
     supplies: int
@@ -649,9 +669,9 @@ class Leg:
     tau_s: Callable[[float], float]
     cut_at_s: float
 
-    def at(self, factor: float) -> "Leg":
+    def at(self, factor: float) -> "FeedCourse":
         """Return it at so many times its load."""
-        return Leg(self.supplies, self.left, factor * self.load, self.tau_s, self.cut_at_s)
+        return FeedCourse(self.supplies, self.left, factor * self.load, self.tau_s, self.cut_at_s)
 
 
 def stepped(lasts: list[float]) -> list[float]:
@@ -663,7 +683,7 @@ def stepped(lasts: list[float]) -> list[float]:
     return out
 
 
-def last_until_s(legs: list[Leg], minimum: int, now_s: float) -> float:
+def last_until_s(legs: list[FeedCourse], minimum: int, now_s: float) -> float:
     """Let the legs end one after the other; return when fewer than `minimum` power supplies are left."""
     at_s = now_s
     while sum([leg.supplies for leg in legs]) >= minimum:
@@ -683,7 +703,7 @@ def last_until_s(legs: list[Leg], minimum: int, now_s: float) -> float:
     return at_s
 
 
-def _without(legs: list[Leg], dead: Leg) -> list[Leg]:
+def _without(legs: list[FeedCourse], dead: FeedCourse) -> list[FeedCourse]:
     """Move the load of a dead leg to the others, by their power supplies."""
     rest = [leg for leg in legs if leg is not dead]
     supplies = sum(leg.supplies for leg in rest)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Feed, Heard, Measures, Supply
+from powerguard.core.model.state import Feed, Measures, SourceReport, Supply
 
 SELF_TEST_S = 60.0
 """A self-test that runs longer than this counts as an outage."""
@@ -64,8 +64,8 @@ _LESS_PROTECTED_FIRST = (
     OutputSource.UNKNOWN,
 )
 
-_Teller = TypeVar("_Teller", Feed, Heard)
-_Vote = tuple[Heard, Reading, OutputSource]
+_Source = TypeVar("_Source", Feed, SourceReport)
+_Vote = tuple[SourceReport, Reading, OutputSource]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +114,8 @@ def measured(reading: Reading, measures: Measures, *, utility_seen: bool) -> Rea
     """
     clock_s = reading.on_battery_s
     if clock_s is not None and clock_s > 0.0 and not (measures.clock or shown(measures, reading).clock):
-        first_told = measures.clock_s is None and utility_seen  # There was no battery time to count before.
-        reading = reading if first_told else replace(reading, on_battery_s=None)
+        is_first_clock = measures.clock_s is None and utility_seen  # There was no battery time to count before.
+        reading = reading if is_first_clock else replace(reading, on_battery_s=None)
     if reading.input_present is not False or measures.volts or not utility_seen:
         return reading
     if reading.input_v is None or "input_bad" in reading.alarms:
@@ -125,9 +125,9 @@ def measured(reading: Reading, measures: Measures, *, utility_seen: bool) -> Rea
 
 def shown(measures: Measures, reading: Reading) -> Measures:
     """Return what a source has shown that it measures, with this reading of it; the same object if there is no news."""
-    told_s = reading.on_battery_s
-    first_s = told_s if measures.clock_s is None else measures.clock_s
-    clock = measures.clock or told_s != first_s  # A missing value counts as a move: some report it on battery only.
+    clock_s = reading.on_battery_s
+    first_s = clock_s if measures.clock_s is None else measures.clock_s
+    clock = measures.clock or clock_s != first_s  # A missing value counts as a move: some report it on battery only.
     volts = measures.volts or reading.input_present is True
     if (volts, clock, first_s) == (measures.volts, measures.clock, measures.clock_s):
         return measures
@@ -268,9 +268,9 @@ def _battery_since_s(feed: Feed, reading: Reading, seen_s: float | None) -> floa
         first_s = feed.reading.at_s
     if reading.on_battery_s is None:
         return first_s
-    told_s = reading.at_s - reading.on_battery_s
-    known_utility_s = feed.reading.at_s if feed.supply is Supply.UTILITY and feed.reading is not None else told_s
-    return min(first_s, max(told_s, known_utility_s))
+    reported_s = reading.at_s - reading.on_battery_s
+    known_utility_s = feed.reading.at_s if feed.supply is Supply.UTILITY and feed.reading is not None else reported_s
+    return min(first_s, max(reported_s, known_utility_s))
 
 
 def _is_low(reading: Reading) -> bool:
@@ -298,15 +298,15 @@ def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
     )
 
 
-def _is_spent(each: Heard, now_s: float) -> bool:
+def _is_spent(each: SourceReport, now_s: float) -> bool:
     """Say whether an announced cut did not come and the source is lost: the host must not stay off for it."""
     ends_s = [at_s for at_s in (each.countdown_at_s, each.fsd_at_s) if at_s is not None]
     return each.lost_since_s is not None and bool(ends_s) and now_s - max(ends_s) > SPENT_S
 
 
-def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Reading, supply: Supply) -> _Teller:
+def _announced(policy: Policy, source: _Source, last: Reading | None, reading: Reading, supply: Supply) -> _Source:
     """Enter what a source announces: a countdown to output off, a forced shutdown. Two readings make it true."""
-    countdown_at_s = told.countdown_at_s
+    countdown_at_s = source.countdown_at_s
     if countdown_at_s is not None and reading.at_s - countdown_at_s > SPENT_S:
         countdown_at_s = None  # No cut came: the UPS shows its delay. If it was prolonged, it falls again.
     if reading.output_off_in_s is not None and reading.output_off_in_s >= 0.0:
@@ -315,7 +315,7 @@ def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Rea
             countdown_at_s = ends_s if countdown_at_s is None else min(countdown_at_s, ends_s)
     elif last is None or last.output_off_in_s is None:
         countdown_at_s = None
-    since_s, fsd_at_s, at_first = told.fsd_since_s, told.fsd_at_s, told.fsd_at_first
+    since_s, fsd_at_s, at_first = source.fsd_since_s, source.fsd_at_s, source.fsd_at_first
     if not reading.forced_shutdown:
         if last is None or not last.forced_shutdown:
             since_s, fsd_at_s, at_first = None, None, False
@@ -330,10 +330,10 @@ def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Rea
         if last.forced_shutdown and fsd_at_s is None and (since_s is not None or supply is Supply.BATTERY):
             # One that stood before us has no known beginning.
             fsd_at_s = (reading.at_s if since_s is None else since_s) + policy.fsd_delay_s
-    old = (told.countdown_at_s, told.fsd_since_s, told.fsd_at_s, told.fsd_at_first)
+    old = (source.countdown_at_s, source.fsd_since_s, source.fsd_at_s, source.fsd_at_first)
     if (countdown_at_s, since_s, fsd_at_s, at_first) == old:
-        return told
-    return replace(told, countdown_at_s=countdown_at_s, fsd_since_s=since_s, fsd_at_s=fsd_at_s, fsd_at_first=at_first)
+        return source
+    return replace(source, countdown_at_s=countdown_at_s, fsd_since_s=since_s, fsd_at_s=fsd_at_s, fsd_at_first=at_first)
 
 
 def _runs(last: Reading | None, reading: Reading, *, is_known: bool) -> bool:
@@ -456,7 +456,7 @@ def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
     return False
 
 
-def _outweighs(claim: Heard, denial: Heard) -> bool:
+def _outweighs(claim: SourceReport, denial: SourceReport) -> bool:
     """Say whether a battery counts more than an authenticated utility: it is authenticated and supported as well.
 
     And no figure of the other source has changed since it began: that one does not read the UPS any more.
@@ -474,15 +474,15 @@ def denied_by(policy: Policy, feed: Feed, now_s: float) -> Reading | None:
     utility, the one with the least charge.
     """
     heard = [each for each in feed.heard if _is_heard(policy, each, now_s) and not each.doubted]
-    told = [each.reading for each in heard if each.reading is not None]
-    claims = [reading for reading in told if reading.output_source is OutputSource.BATTERY]
-    denials = [reading for reading in told if reading.output_source in ON_UTILITY]
+    readings = [each.reading for each in heard if each.reading is not None]
+    claims = [reading for reading in readings if reading.output_source is OutputSource.BATTERY]
+    denials = [reading for reading in readings if reading.output_source in ON_UTILITY]
     if len(claims) != 1 or claims[0].authenticated or not denials:
         return None
     return min(denials, key=lambda reading: 100.0 if reading.charge_pct is None else reading.charge_pct)
 
 
-def told_again(policy: Policy, feed: Feed, now_s: float) -> bool:
+def battery_reported_twice(policy: Policy, feed: Feed, now_s: float) -> bool:
     """Say whether two readings, half a second or more apart, say battery: of one source, whatever came in between."""
     if not feed.heard:
         newest, second = feed.reading, feed.previous
@@ -501,31 +501,31 @@ def told_again(policy: Policy, feed: Feed, now_s: float) -> bool:
 # --- One source -------------------------------------------------------------------------------------------------
 
 
-def _of(feed: Feed, source: str) -> Heard:
+def _of(feed: Feed, source: str) -> SourceReport:
     for each in feed.heard:
         if each.source == source:
             return each
-    return Heard(source=source)
+    return SourceReport(source=source)
 
 
-def _with(feed: Feed, new: Heard) -> tuple[Heard, ...]:
+def _with(feed: Feed, new: SourceReport) -> tuple[SourceReport, ...]:
     for place, each in enumerate(feed.heard):
         if each.source == new.source:
             return (*feed.heard[:place], new, *feed.heard[place + 1 :])
     return (*feed.heard, new)
 
 
-def _listened(old: Heard, reading: Reading, measures: Measures) -> Heard:
+def _listened(old: SourceReport, reading: Reading, measures: Measures) -> SourceReport:
     """Enter a reading into what is known of its source."""
     says_battery = reading.output_source is OutputSource.BATTERY
     says_utility = reading.output_source in ON_UTILITY
     goes_on = says_battery and old.battery_at_s is not None
     back_at_s = old.back_at_s
-    if says_utility and old.battery_at_s is not None and _has_told_battery(old):
+    if says_utility and old.battery_at_s is not None and _has_reported_battery(old):
         back_at_s = reading.at_s
     gauges = old.gauges if goes_on else (reading.charge_pct, reading.runtime_s)
     stands = old.reading is not None and _figures(old.reading) == _figures(reading) and _has_gauge(reading)
-    return Heard(
+    return SourceReport(
         source=old.source,
         reading=reading,
         previous=old.reading,
@@ -562,7 +562,7 @@ def _has_gauge(reading: Reading) -> bool:
     return reading.charge_pct is not None or reading.runtime_s is not None
 
 
-def _has_told_battery(each: Heard) -> bool:
+def _has_reported_battery(each: SourceReport) -> bool:
     """Say whether its battery was more than one odd reading."""
     if each.reading is None or each.reading.output_source is not OutputSource.BATTERY:
         return False
@@ -570,14 +570,14 @@ def _has_told_battery(each: Heard) -> bool:
     return twice or bool(supports_battery(each.reading))
 
 
-def _is_heard(policy: Policy, each: Heard, now_s: float) -> bool:
+def _is_heard(policy: Policy, each: SourceReport, now_s: float) -> bool:
     return each.lost_since_s is None and each.reading is not None and now_s - each.reading.at_s <= policy.stale_s
 
 
 # --- All of them ------------------------------------------------------------------------------------------------
 
 
-def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -> list[_Vote]:
+def _votes(policy: Policy, heard: tuple[SourceReport, ...], new: SourceReport, now_s: float) -> list[_Vote]:
     """Return the sources that count now, with their readings."""
     votes = []
     for each in heard:
@@ -588,7 +588,7 @@ def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -
         if word is OutputSource.BATTERY:
             if not each.utility_seen and not supports_battery(each.reading):
                 continue  # It has never reported anything else, so this is not evidence.
-            if each is not new and not _has_told_battery(each):
+            if each is not new and not _has_reported_battery(each):
                 word = OutputSource.UNKNOWN if each.previous is None else each.previous.output_source
             elif not fresh and not _last_word_counts(heard, each, now_s):
                 continue
@@ -598,22 +598,22 @@ def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -
     return votes
 
 
-def _last_word_counts(heard: tuple[Heard, ...], silent: Heard, now_s: float) -> bool:
+def _last_word_counts(heard: tuple[SourceReport, ...], silent: SourceReport, now_s: float) -> bool:
     """It fell silent on battery: its value counts until another source that saw the battery has seen its end."""
-    told_s = -1.0 if silent.reading is None else silent.reading.at_s
-    if now_s - told_s > LAST_WORD_S:
+    last_s = -1.0 if silent.reading is None else silent.reading.at_s
+    if now_s - last_s > LAST_WORD_S:
         return False
-    return not any(each.back_at_s is not None and each.back_at_s > told_s for each in heard)
+    return not any(each.back_at_s is not None and each.back_at_s > last_s for each in heard)
 
 
 def _disagree_since_s(feed: Feed, votes: list[_Vote], now_s: float) -> float | None:
-    words = {word for _, _, word in votes}
-    if OutputSource.BATTERY in words and words & ON_UTILITY:
+    output_sources = {word for _, _, word in votes}
+    if OutputSource.BATTERY in output_sources and output_sources & ON_UTILITY:
         return now_s if feed.disagree_since_s is None else feed.disagree_since_s
     return None
 
 
-def _judged(each: Heard, votes: list[_Vote], now_s: float, disagree_since_s: float) -> Heard:
+def _judged(each: SourceReport, votes: list[_Vote], now_s: float, disagree_since_s: float) -> SourceReport:
     """Find a source that reports battery permanently: the charge does not fall, and another source sees the input.
 
     Or no figure changes any more, and another source has seen this battery and its end.
@@ -633,8 +633,8 @@ def _judged(each: Heard, votes: list[_Vote], now_s: float, disagree_since_s: flo
     return replace(each, doubted=True) if seen else each
 
 
-def _has_fallen(then: float | None, now: float | None, by: float) -> bool:
-    return then is not None and now is not None and then - now >= by
+def _has_fallen(then: float | None, now: float | None, least: float) -> bool:
+    return then is not None and now is not None and then - now >= least
 
 
 def _output_source(votes: list[_Vote], reading: Reading, disagree_since_s: float | None) -> OutputSource:
@@ -643,16 +643,16 @@ def _output_source(votes: list[_Vote], reading: Reading, disagree_since_s: float
     But a battery that carries its own witness counts on, for they may be frozen: it pauses training, and `commit` asks
     them (`contradicts_commit`).
     """
-    words = {word for _, _, word in votes}
-    proven = any(word is OutputSource.BATTERY and supports_battery(told) for _, told, word in votes)
+    output_sources = {word for _, _, word in votes}
+    proven = any(word is OutputSource.BATTERY and supports_battery(claim) for _, claim, word in votes)
     if disagree_since_s is not None and reading.at_s - disagree_since_s >= LAG_S and not proven:
-        words = {word for _, told, word in votes if told.authenticated} or words
-    if not words:
+        output_sources = {word for _, claim, word in votes if claim.authenticated} or output_sources
+    if not output_sources:
         return reading.output_source
-    return next(word for word in _LESS_PROTECTED_FIRST if word in words)
+    return next(word for word in _LESS_PROTECTED_FIRST if word in output_sources)
 
 
-def _witness(heard: tuple[Heard, ...], claims: list[Heard], now_s: float) -> str:
+def _witness(heard: tuple[SourceReport, ...], claims: list[SourceReport], now_s: float) -> str:
     for each in claims:
         if each.utility_seen and each.battery_at_s is not None and now_s - each.battery_at_s >= SECOND_READING_S:
             return "second_reading"
@@ -670,7 +670,7 @@ def _witness(heard: tuple[Heard, ...], claims: list[Heard], now_s: float) -> str
 # --- Field by field ---------------------------------------------------------------------------------------------
 
 
-def _merged(votes: list[_Vote], new: Heard, reading: Reading, source: OutputSource, at_s: float) -> Reading:
+def _merged(votes: list[_Vote], new: SourceReport, reading: Reading, source: OutputSource, at_s: float) -> Reading:
     """Return one reading: the arriving one as it is, of the others the milder of their newest two."""
     others = [each for each, _, _ in votes if each.source != new.source]
     if others and not any(each.source == new.source for each, _, _ in votes):
@@ -680,15 +680,15 @@ def _merged(votes: list[_Vote], new: Heard, reading: Reading, source: OutputSour
     merged = reading
     for each in others:
         merged = _merged_with(merged, each)
-    claims = [told for _, told, word in votes if word is OutputSource.BATTERY]
+    claims = [claim for _, claim, word in votes if word is OutputSource.BATTERY]
     # A stuck flag of one source does not hide what another one proves.
-    proven = any(supports_battery(told) and not (told.testing or told.calibrating) for told in claims)
-    inputs = {told.input_present for told in claims} or {told.input_present for _, told, _ in votes}
+    proven = any(supports_battery(claim) and not (claim.testing or claim.calibrating) for claim in claims)
+    inputs = {claim.input_present for claim in claims} or {claim.input_present for _, claim, _ in votes}
     return replace(
         merged,
         at_s=at_s,
         output_source=source,
-        on_battery_s=max((told.on_battery_s for told in claims if told.on_battery_s is not None), default=None),
+        on_battery_s=max((claim.on_battery_s for claim in claims if claim.on_battery_s is not None), default=None),
         input_present=False if False in inputs else True if True in inputs else None,
         testing=merged.testing and not proven,
         calibrating=merged.calibrating and not proven,
@@ -699,7 +699,7 @@ def _silenced(reading: Reading) -> Reading:
     return Reading(at_s=reading.at_s, ups=reading.ups, source=reading.source, output_source=reading.output_source)
 
 
-def _merged_with(reading: Reading, other: Heard) -> Reading:
+def _merged_with(reading: Reading, other: SourceReport) -> Reading:
     """Return the reading merged with another source: with the milder of that source's newest two."""
     now, before = other.reading, other.previous
     if now is None:

@@ -21,7 +21,7 @@ from powerguard.core.energy import account
 from powerguard.core.energy.budget import usable
 from powerguard.core.model.events import NetworkSeen, Reading
 from powerguard.core.model.policy import FeedPolicy, Policy
-from powerguard.core.model.state import Feed, Gone, State, Supplied, Supply, Watch, Witness
+from powerguard.core.model.state import Feed, NetworkLoss, State, Supplied, Supply, Watch, Witness
 
 PRESUMED_S = 30.0
 """A UPS that falls silent within this time of another failure failed with it."""
@@ -40,10 +40,10 @@ def seen(state: State, event: NetworkSeen) -> State | None:
     if rest != state.gone:
         return None
     heard_s = event.at_s if event.heard_s is None else min(event.heard_s, event.at_s)
-    return replace(state, gone=(*rest, Gone(part=event.part, heard_s=heard_s, at_s=event.at_s))[-_MOST_GONE:])
+    return replace(state, gone=(*rest, NetworkLoss(part=event.part, heard_s=heard_s, at_s=event.at_s))[-_MOST_GONE:])
 
 
-def gone_with(gone: tuple[Gone, ...], feed: Feed) -> tuple[Gone, ...]:
+def gone_with(gone: tuple[NetworkLoss, ...], feed: Feed) -> tuple[NetworkLoss, ...]:
     """Return the parts of this host's network that went with a UPS that said utility; () while it answers."""
     lost_s = feed.lost_since_s
     if lost_s is None or feed.supply is not Supply.UTILITY:
@@ -51,7 +51,7 @@ def gone_with(gone: tuple[Gone, ...], feed: Feed) -> tuple[Gone, ...]:
     return tuple(each for each in gone if each.heard_s - PRESUMED_S <= lost_s <= each.at_s + PRESUMED_S)
 
 
-def presumed(gone: tuple[Gone, ...], upses: tuple[Supplied, ...], each: Supplied) -> Supplied:
+def presumed(gone: tuple[NetworkLoss, ...], upses: tuple[Supplied, ...], each: Supplied) -> Supplied:
     """Presume battery of one of several feeds that fell silent with the power, until it answers again."""
     lost_s = each.feed.lost_since_s
     is_presumed = lost_s is not None and (
@@ -64,7 +64,7 @@ def presumed(gone: tuple[Gone, ...], upses: tuple[Supplied, ...], each: Supplied
     return each if is_presumed is each.presumed else replace(each, presumed=is_presumed)
 
 
-def on_battery(gone: tuple[Gone, ...], feed: Feed) -> Feed:
+def on_battery(gone: tuple[NetworkLoss, ...], feed: Feed) -> Feed:
     """Presume battery of the only UPS, where it fell silent with this host's network; else the same feed."""
     went, lost_s = gone_with(gone, feed), feed.lost_since_s
     if not went or lost_s is None:
@@ -75,7 +75,7 @@ def on_battery(gone: tuple[Gone, ...], feed: Feed) -> Feed:
     return replace(feed, supply=Supply.BATTERY, since_s=since_s, proven_by=NETWORK)
 
 
-def parts(gone: tuple[Gone, ...]) -> str:
+def parts(gone: tuple[NetworkLoss, ...]) -> str:
     """Name them, for people."""
     return " and ".join(each.part for each in gone)
 
@@ -148,7 +148,7 @@ def _begun(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> Watch
     for other in upses:
         if other.ups == each.ups:
             continue
-        newest = _told(policy, other) if _is_heard(other) else 0.0
+        newest = _reported_load(policy, other) if _is_heard(other) else 0.0
         share = known.get(other.ups)
         if newest > 0.0 and (share is None or not (_steps(each, other) or _steps(other, each))):
             share = load / newest
@@ -176,8 +176,8 @@ def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch:
     )
     if others != watch.others:
         watch = replace(watch, others=others)
-    mine, reading = policy_of(policy, each.ups), each.feed.reading
-    points = () if mine is None else account.table(mine.policy, each.battery)
+    feed_policy, reading = policy_of(policy, each.ups), each.feed.reading
+    points = () if feed_policy is None else account.table(feed_policy.policy, each.battery)
     counts = each.feed.supply is Supply.BATTERY or each.presumed
     if _is_heard(each) or not counts or reading is None or not points:
         return watch
@@ -216,7 +216,7 @@ def _looked(policy: Policy, each: Supplied, other: Supplied, one: Witness, taken
 
     taken: what it takes over when `each`, the silent one, ends. may_end: one of them is on battery.
     """
-    reading, previous, newest = other.feed.reading, other.feed.previous, _told(policy, other)
+    reading, previous, newest = other.feed.reading, other.feed.previous, _reported_load(policy, other)
     if reading is None or newest <= 0.0:
         return one
     rise = max(_RISE * taken, _LEAST_RISE)
@@ -247,14 +247,14 @@ def _taken(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, one: Wit
 
 
 def _newest(policy: Policy, known: dict[str, Supplied], one: Witness) -> float:
-    newest = _told(policy, known[one.ups]) if one.ups in known else 0.0
+    newest = _reported_load(policy, known[one.ups]) if one.ups in known else 0.0
     return newest if newest > 0.0 else one.least
 
 
-def _told(policy: Policy, other: Supplied) -> float:
+def _reported_load(policy: Policy, other: Supplied) -> float:
     """Return the newest load of a UPS; 0 if its newest reading has none."""
-    mine, reading = policy_of(policy, other.ups), other.feed.reading
-    newest = None if mine is None or reading is None else account.told_load(mine.policy, reading)
+    feed_policy, reading = policy_of(policy, other.ups), other.feed.reading
+    newest = None if feed_policy is None or reading is None else account.reported_load(feed_policy.policy, reading)
     return 0.0 if newest is None else newest
 
 
@@ -263,10 +263,10 @@ def _is_heard(each: Supplied) -> bool:
 
 
 def _supplies(policy: Policy, ups: str) -> int:
-    mine = policy_of(policy, ups)
-    return 0 if mine is None else mine.supplies
+    feed_policy = policy_of(policy, ups)
+    return 0 if feed_policy is None else feed_policy.supplies
 
 
 def policy_of(policy: Policy, ups: str) -> FeedPolicy | None:
     """Return what the settings say of one of several feeds; None where they do not name it."""
-    return next((mine for mine in policy.feeds if mine.policy.ups == ups), None)
+    return next((feed_policy for feed_policy in policy.feeds if feed_policy.policy.ups == ups), None)

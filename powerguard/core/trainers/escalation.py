@@ -154,7 +154,7 @@ def _is_time(turn: Turn, phase: Emergency) -> bool:
 
 def _is_capped_in_vain(turn: Turn) -> bool:
     """GPU power is capped and the load has had time to show it; or it cannot be."""
-    if turn.policy.cap_share is None or CAP_FAILED in turn.state.told:
+    if turn.policy.cap_share is None or CAP_FAILED in turn.state.alarms:
         return True
     capped = turn.state.cap
     return capped is not None and capped.order is None and turn.now_s - capped.at_s >= CAP_SETTLE_S
@@ -162,7 +162,7 @@ def _is_capped_in_vain(turn: Turn) -> bool:
 
 def _next_rung(turn: Turn, trainer: Trainer) -> str:
     """Return the next rung for a trainer, or "": its checkpoint is in flight, or no rung is left."""
-    if not trainer.alive or not trainer.told_pause or trainer.conduct is Conduct.CONTINUE:
+    if not trainer.alive or not trainer.pause_ordered or trainer.conduct is Conduct.CONTINUE:
         return ""
     if trainer.order is not None or trainer.owes:
         return ""
@@ -256,7 +256,7 @@ def _begin_cap(turn: Turn) -> None:
     if isinstance(state.phase, Online):
         turn.set_alarm(CAP_FAILED, "the next outage tries again", holds=False)
         return
-    if CAP_FAILED in state.told or state.feed.supply is not Supply.BATTERY:
+    if CAP_FAILED in state.alarms or state.feed.supply is not Supply.BATTERY:
         return
     because = ""
     if isinstance(state.phase, OnBattery):

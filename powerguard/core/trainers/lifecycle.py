@@ -77,8 +77,8 @@ def at_start(policy: Policy, learned: Learned) -> tuple[Trainer, ...]:
 
 def after_reload(old: Policy, new: Policy, known: tuple[Trainer, ...], learned: Learned) -> tuple[Trainer, ...]:
     """Return the trainers after a reload: what was taken out goes, what is new comes, what was found stays."""
-    gone = {t.name for t in old.trainers} - {t.name for t in new.trainers}
-    kept = tuple(replace(t, priority=_policy_of(new, t.name).priority) for t in known if t.name not in gone)
+    removed = {t.name for t in old.trainers} - {t.name for t in new.trainers}
+    kept = tuple(replace(t, priority=_policy_of(new, t.name).priority) for t in known if t.name not in removed)
     names = {t.name for t in kept}
     return (*kept, *(t for t in at_start(new, learned) if t.name not in names))
 
@@ -130,8 +130,8 @@ def handle(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) 
             if trainer is not None and trainer.order == event.action_id:
                 # An infinite or missing number must not delay a return or hurry a commit.
                 most_s = _policy_of(turn.policy, event.trainer).max_checkpoint_s
-                told = event.eta_s is not None and event.eta_s >= 0
-                eta_at_s = turn.now_s + min(event.eta_s or 0.0, most_s) if told else None
+                has_eta = event.eta_s is not None and event.eta_s >= 0
+                eta_at_s = turn.now_s + min(event.eta_s or 0.0, most_s) if has_eta else None
                 step = trainer.step if event.step is None else event.step
                 flight = CheckpointInFlight(order=event.action_id, eta_at_s=eta_at_s, copied=event.stage in COPIED)
                 seen = trainer.found(paused=event.paused or trainer.paused)
@@ -182,15 +182,15 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
     activity = Activity.GONE
     if seen.alive:
         activity = Activity.PAUSED if seen.paused else Activity.TRAINING
-    told_s = known.told_s
+    reported_s = known.reported_s
     if seen.checkpoint_s is not None and seen.checkpoint_s > 0:
-        told_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
-    seed_s = limits.checkpoint_s if told_s is None else told_s
+        reported_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
+    seed_s = limits.checkpoint_s if reported_s is None else reported_s
     stall_s = known.stall_s if seen.stall_s is None else max(0.0, seen.stall_s)
     durable_at_s = known.durable_at_s
     if seen.durable_age_s is not None and 0 <= seen.durable_age_s < math.inf:
-        told_at_s = turn.now_s - seen.durable_age_s  # before this boot, perhaps
-        durable_at_s = told_at_s if durable_at_s is None else max(told_at_s, durable_at_s)
+        reported_at_s = turn.now_s - seen.durable_age_s  # before this boot, perhaps
+        durable_at_s = reported_at_s if durable_at_s is None else max(reported_at_s, durable_at_s)
     _put(
         turn,
         replace(
@@ -199,7 +199,7 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
             stood=activity is Activity.PAUSED and (known.stood or is_persons),
             conduct=seen.conduct if seen.alive else known.conduct,
             checkpoint_s=min(needs.checkpoint_s(turn.state.learned, seen.trainer, seed_s), limits.max_checkpoint_s),
-            told_s=told_s,
+            reported_s=reported_s,
             stall_s=stall_s,
             disk=seen.disk or limits.disk,
             step=known.step if seen.step is None else seen.step,
@@ -219,8 +219,8 @@ def _is_unexplained_pause(turn: Turn, known: Trainer, seen: TrainerSeen) -> bool
     Not before the supply is known: a daemon without history may have paused it itself, in an outage that goes on.
     """
     calm = isinstance(turn.state.phase, Online) and turn.state.feed.supply is Supply.UTILITY and not turn.state.drill
-    asked = known.told_pause or resume_owed(turn.state, known.name) is not None
-    return calm and known.paused and seen.paused and not known.stood and not asked and not seen.held_by
+    is_ordered = known.pause_ordered or resume_owed(turn.state, known.name) is not None
+    return calm and known.paused and seen.paused and not known.stood and not is_ordered and not seen.held_by
 
 
 def _handle_done(turn: Turn, done: Done) -> None:
@@ -249,7 +249,7 @@ def _handle_done(turn: Turn, done: Done) -> None:
                 because = "it does not pause, so it is stopped" if stopped else "a second one does not fit"
                 turn.note("older_checkpoint_stands", because, Level.WARNING, steps_lost=lost)
     _put(turn, fresh)
-    told = {name: value for name, value in done.detail if name in ("bytes", "verified", "confirmed", "paused", "path")}
+    facts = {name: value for name, value in done.detail if name in ("bytes", "verified", "confirmed", "paused", "path")}
     because = "reported by the trainer" if found.verified else "reported by the trainer, unverified"
     if not found.confirmed:
         because = "started, not confirmed"
@@ -259,7 +259,7 @@ def _handle_done(turn: Turn, done: Done) -> None:
         "checkpoint_durable",
         because,
         Level.INFO,
-        **{"trainer": trainer.name, "step": step, "took_s": round(done.took_s, 3), **told},
+        **{"trainer": trainer.name, "step": step, "took_s": round(done.took_s, 3), **facts},
     )
 
 
@@ -279,7 +279,7 @@ def _measured(turn: Turn, trainer: Trainer, took_s: float, tier: str) -> Trainer
     name = trainer.name if tier in ("", "local") else f"{trainer.name}/{tier}"
     turn.update(learned=needs.add(turn.state.learned, "checkpoint", took_s, name))
     limits = _policy_of(turn.policy, trainer.name)
-    seed_s = limits.checkpoint_s if trainer.told_s is None else trainer.told_s
+    seed_s = limits.checkpoint_s if trainer.reported_s is None else trainer.reported_s
     learned_s = needs.checkpoint_s(turn.state.learned, trainer.name, seed_s)
     return replace(trainer, checkpoint_s=min(learned_s, limits.max_checkpoint_s))
 
@@ -385,10 +385,10 @@ def _rank(trainer: Trainer) -> tuple[int, float, str]:
 
 
 def _wait(turn: Turn, trainer: Trainer) -> None:
-    if trainer.conduct is Conduct.CONTINUE or trainer.told_pause:
+    if trainer.conduct is Conduct.CONTINUE or trainer.pause_ordered:
         return
     turn.order(PauseTrainer, limit_s=_PAUSE_LIMIT_S, trainer=trainer.name, outage=turn.outage_id)
-    _put(turn, replace(trainer, told_pause=True))
+    _put(turn, replace(trainer, pause_ordered=True))
     turn.note(
         "checkpoint_deferred",
         "there is no time for all at once, and others come first",
@@ -426,9 +426,15 @@ def learn_drop(turn: Turn, phase: Holding) -> None:
     if turn.policy.shared is not None:
         _learn_own_drop(turn, phase)
         return
-    pausing = [t for t in turn.state.trainers if t.alive and t.told_pause]
-    told = turn.state.feed.lost_since_s is None
-    if not told or before is None or len(pausing) != 1 or turn.state.cap is not None or turn.now_s < phase.settle_by_s:
+    pausing = [t for t in turn.state.trainers if t.alive and t.pause_ordered]
+    has_source = turn.state.feed.lost_since_s is None
+    if (
+        not has_source
+        or before is None
+        or len(pausing) != 1
+        or turn.state.cap is not None
+        or turn.now_s < phase.settle_by_s
+    ):
         return
     if turn.state.signalled or (turn.policy.signals and turn.load_stays_high(phase)):
         return  # A pause that did not come has no load drop, and that of a signal is not of a pause.
@@ -441,7 +447,7 @@ def learn_drop(turn: Turn, phase: Holding) -> None:
 
 def _learn_own_drop(turn: Turn, phase: Holding) -> None:
     """Learn the same on a UPS that is shared, in watts, by what measured this host before the pause and does now."""
-    pausing = [t for t in turn.state.trainers if t.alive and t.told_pause]
+    pausing = [t for t in turn.state.trainers if t.alive and t.pause_ordered]
     fall, rated = own.fall(turn.policy, turn.state, turn.now_s), own.rating_w(turn.policy, turn.state)
     if fall is None or rated is None or turn.state.cap is not None or turn.state.signalled:
         return
@@ -468,7 +474,7 @@ def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: f
         trainer,
         in_flight=CheckpointInFlight(order=id_),
         ordered_at_s=turn.now_s,
-        told_pause=trainer.told_pause or after is not Conduct.CONTINUE,
+        pause_ordered=trainer.pause_ordered or after is not Conduct.CONTINUE,
     )
     if counts and isinstance(ordered.checkpoint, NotDurable):
         ordered = replace(ordered, checkpoint=NotDurable(tries=ordered.checkpoint.tries + 1))
@@ -537,7 +543,7 @@ def holds_return(known: tuple[Trainer, ...], now_s: float) -> bool:
 
 def _holds_return(t: Trainer, now_s: float) -> bool:
     flight = t.in_flight
-    if not t.alive or flight is None or flight.copied or not t.told_pause:
+    if not t.alive or flight is None or flight.copied or not t.pause_ordered:
         return False
     if now_s >= max(flight.eta_at_s or 0.0, t.ordered_at_s + max(2 * t.checkpoint_s, 30.0)):
         return False
@@ -551,7 +557,7 @@ def resume_all(turn: Turn) -> None:
     for trainer in turn.state.trainers:
         if trainer.stood:
             turn.note("trainer_left_paused", "it was paused before the outage", trainer=trainer.name)
-        elif trainer.alive and (trainer.paused or trainer.told_pause):
+        elif trainer.alive and (trainer.paused or trainer.pause_ordered):
             if escalation.is_stopped(turn.state, trainer.name):  # once it can hear: see `resume_again`
                 owe_resume(turn, trainer.name, turn.now_s)
             else:
@@ -559,7 +565,7 @@ def resume_all(turn: Turn) -> None:
         ended = (
             not trainer.alive or trainer.conduct is Conduct.EXIT or escalation.is_terminated(turn.state, trainer.name)
         )
-        if trainer.told_pause and ended:
+        if trainer.pause_ordered and ended:
             # One that exits may be gone unnoticed; starting a running trainer has no effect.
             restart = True
     if restart:
@@ -613,14 +619,14 @@ def handle_resumed(turn: Turn, outcome: Done | Failed) -> None:
     """Enter a resume's outcome: without a retry, a trainer whose resume failed would stay paused, unnoticed."""
     if not isinstance(outcome.action, ResumeTrainer):
         return
-    name, heard = outcome.action.trainer, isinstance(outcome, Done)
+    name, is_resumed = outcome.action.trainer, isinstance(outcome, Done)
     trainer = turn.state.trainer(name)
     if trainer is not None:
-        if heard or not trainer.alive:
+        if is_resumed or not trainer.alive:
             _settle_resume(turn, name)
         else:
             owe_resume(turn, name, turn.now_s + RESUME_AGAIN_S)
-        if heard and _in_emergency(turn) and trainer.alive and trainer.told_pause:
+        if is_resumed and _in_emergency(turn) and trainer.alive and trainer.pause_ordered:
             # The resume was in flight when the rule paused training, and arrived after that.
             turn.order(PauseTrainer, limit_s=_PAUSE_LIMIT_S, trainer=name, outage=turn.outage_id)
 
@@ -707,15 +713,15 @@ def _handle_job(turn: Turn, known: Trainer, seen: TrainerSeen) -> None:
 def restart_jobs(turn: Turn) -> None:
     """Start again what has ended with another host's departure, and raise an alarm if it does not train for long."""
     waiting = turn.state.owing(JobEnded)
-    if not waiting and JOB_INCOMPLETE not in turn.state.told:
+    if not waiting and JOB_INCOMPLETE not in turn.state.alarms:
         return
     feed = turn.state.feed
     if isinstance(turn.state.phase, Online) and feed.supply is Supply.UTILITY:
         alive = {trainer.name for trainer in turn.state.trainers if trainer.alive}
-        gone = [each for each in waiting if not each.started and each.trainer not in alive]
-        for each in gone:
+        ended = [each for each in waiting if not each.started and each.trainer not in alive]
+        for each in ended:
             turn.owe(replace(each, started=True))
-        if gone and turn.state.start is None:  # else it is started already, at the end of an outage of this host
+        if ended and turn.state.start is None:  # else it is started already, at the end of an outage of this host
             turn.owe(Start(at_s=turn.now_s, retry_at_s=turn.now_s, tries=0))
     late = [each for each in waiting if turn.now_s - each.at_s >= turn.policy.job_wait_s]
     why = "; ".join(f"{each.trainer}: {each.because}, and training has not run since" for each in late)

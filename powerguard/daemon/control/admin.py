@@ -110,8 +110,8 @@ def _lock(descriptor: int, path: Path) -> None:
 
 def _holder(descriptor: int) -> int:
     """Pid of the process that holds the lock; 0 when it has just been given back, or is in another pid namespace."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    return int(_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[4])
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    return int(_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, request))[4])
 
 
 def _is_ending(pid: int) -> bool:
@@ -180,10 +180,10 @@ def _many_groups_of(sock: socket.socket) -> tuple[int, ...]:
     """Return the groups of a user who has more than Python's getsockopt returns, 256, as a directory of users may."""
     import ctypes  # noqa: PLC0415 - 1 MB, which a host without such a user saves
 
-    told, length = (ctypes.c_uint32 * _MOST_GROUPS)(), ctypes.c_uint32(4 * _MOST_GROUPS)
+    groups, length = (ctypes.c_uint32 * _MOST_GROUPS)(), ctypes.c_uint32(4 * _MOST_GROUPS)
     here = sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS
-    failed = ctypes.CDLL(None).getsockopt(*here, told, ctypes.byref(length))
-    return () if failed else tuple(told[: length.value // 4])
+    failed = ctypes.CDLL(None).getsockopt(*here, groups, ctypes.byref(length))
+    return () if failed else tuple(groups[: length.value // 4])
 
 
 def user_name(uid: int) -> str:
@@ -264,15 +264,15 @@ class Directory:
 
     async def look_up(self, uid: int) -> str:
         """Return the name of a user, and bring `gid` up to date."""
-        asked = self._asked.get(uid)
-        if asked is None:
-            asked = in_thread(self._thread, lambda: (self._user_of(uid), self._group_of(self.group)))
-            self._asked[uid] = asked
-        await asyncio.wait((asked,), timeout=_LOOK_UP_S)
-        if not asked.done():
+        lookup = self._asked.get(uid)
+        if lookup is None:
+            lookup = in_thread(self._thread, lambda: (self._user_of(uid), self._group_of(self.group)))
+            self._asked[uid] = lookup
+        await asyncio.wait((lookup,), timeout=_LOOK_UP_S)
+        if not lookup.done():
             return f"uid {uid}"
         self._asked.pop(uid, None)
-        name, self.gid = asked.result()
+        name, self.gid = lookup.result()
         return name
 
     async def aclose(self) -> None:
@@ -338,7 +338,7 @@ class Admin:
         if installed and not _MONTH.fullmatch(installed):
             msg = f"installed: {installed!r} is not a year and month (example: 2026-11)"
             raise _BadRequestError(msg)
-        known = [mine.policy.ups for mine in policy.feeds] or [policy.ups]
+        known = [feed_policy.policy.ups for feed_policy in policy.feeds] or [policy.ups]
         if ups not in ("", *known):
             feed = "feeds" if len(known) == 1 else "feed"
             return error_json(f"ups: {ups} is unknown: {' and '.join(known)} {feed} this host", 409)

@@ -78,11 +78,11 @@ class Hints:
 
     def _take(self, raw: bytes) -> None:
         try:
-            said = json.loads(raw)
+            message = json.loads(raw)
         except (ValueError, RecursionError):
-            said = None
-        words = said if isinstance(said, dict) else {}
-        name, ups = (clean_text(str(words.get(key, "")), 200) for key in ("name", "ups"))
+            message = None
+        fields = message if isinstance(message, dict) else {}
+        name, ups = (clean_text(str(fields.get(key, "")), 200) for key in ("name", "ups"))
         now_s = self._loop.time()
         self._allowed = min(float(_LOGGED), self._allowed + (now_s - self._logged_at_s) / _LOGGED_EVERY_S)
         self._logged_at_s = now_s

@@ -55,14 +55,14 @@ def lines(db: sqlite3.Connection, name: str, *, version: str, anonymize: bool = 
         return
     record, story = found
     rows = recording(db, name)
-    told = list(_told(record, story, rows, version=version, anonymized=anonymize))
-    told.append({"kind": "end", "lines": len(told)})
-    scrub = Scrub(told) if anonymize else Scrub(())
-    for line in told:
+    exported = list(_exported(record, story, rows, version=version, anonymized=anonymize))
+    exported.append({"kind": "end", "lines": len(exported)})
+    scrub = Scrub(exported) if anonymize else Scrub(())
+    for line in exported:
         yield cast("dict[str, object]", scrub(line))
 
 
-def _told(
+def _exported(
     record: OutageRecord, story: tuple[Line, ...], rows: tuple[Recorded, ...], *, version: str, anonymized: bool
 ) -> Iterator[dict[str, object]]:
     boots = list(dict.fromkeys([*(row.boot_id for row in rows), *(line.boot_id for line in story)])) or [record.boot_id]
@@ -140,12 +140,12 @@ def _old_event(line: Line, boot: int) -> Iterator[dict[str, object]]:
 class Scrub:
     """Removes names and addresses from any JSON value. Each name becomes a word of its own, always the same."""
 
-    def __init__(self, told: object) -> None:
+    def __init__(self, content: object) -> None:
         """Gather the names of everything that is going to be shown; of an empty value: addresses only."""
         self._words: dict[str, str] = {}
         self._counts: dict[str, int] = {}
-        self._anonymize = bool(told)
-        self._gather(told)
+        self._anonymize = bool(content)
+        self._gather(content)
         names = sorted((name for name in self._words if len(name) >= _SHORTEST), key=len, reverse=True)
         self._named = re.compile("|".join(rf"(?<!\w){re.escape(n)}(?!\w)" for n in names)) if names else None
 

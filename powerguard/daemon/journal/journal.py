@@ -245,10 +245,10 @@ class Journal:
         finally:
             self._waiters.pop(number, None)
 
-    def count(self, name: str, by: float = 1.0) -> None:
+    def count(self, name: str, amount: float = 1.0) -> None:
         """Add to a lifetime counter. It is written with the next step, or within counters_s."""
-        self._counters[name] = self._counters.get(name, 0.0) + by
-        self._uncounted[name] = self._uncounted.get(name, 0.0) + by
+        self._counters[name] = self._counters.get(name, 0.0) + amount
+        self._uncounted[name] = self._uncounted.get(name, 0.0) + amount
         if self._durable:  # else the timer is that of the next try
             self._later(self._limits.counters_s)
 
@@ -362,8 +362,8 @@ class Journal:
     def _write_ended(self, ended: asyncio.Future[None], last: int, batch: Batch) -> None:
         error = self._ended(ended)
         if error is not None:
-            for name, by in batch.counters.items():
-                self._uncounted[name] = self._uncounted.get(name, 0.0) + by
+            for name, amount in batch.counters.items():
+                self._uncounted[name] = self._uncounted.get(name, 0.0) + amount
             self._failed(error)
             return
         while self._pending and self._pending[0][0] <= last:
@@ -420,8 +420,8 @@ class Journal:
         """Note that the writer is free, and log its messages."""
         self._busy = False
         self._turn.set()
-        told, self._store.told = self._store.told, []
-        for text in told:
+        notices, self._store.notices = self._store.notices, []
+        for text in notices:
             log.error("journal_set_aside", because=text)
         return ended.exception()
 
@@ -446,8 +446,8 @@ class Journal:
     # --- Health and timers -----------------------------------------------------------------------------------------
 
     def _set_health(self, *, durable: bool, reason: str) -> None:
-        was, self._durable, self._reason = self._durable, durable, reason
-        if was == durable:
+        was_durable, self._durable, self._reason = self._durable, durable, reason
+        if was_durable == durable:
             return
         if durable:
             log.info("journal_recovered", path=str(self.path))

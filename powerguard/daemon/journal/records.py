@@ -85,10 +85,10 @@ def pack(heard: RecordedEvents) -> str:
         whose = _whose(plain)
         before = known.get(whose) or _defaults(event)
         known[whose] = plain
-        told = () if whose == last else (KIND, *_WHOSE)
+        kept = () if whose == last else (KIND, *_WHOSE)
         last = whose
         same = {name for name, value in plain.items() if name in before and before[name] == value}
-        events.append({name: value for name, value in plain.items() if name not in same or name in told})
+        events.append({name: value for name, value in plain.items() if name not in same or name in kept})
     row: dict[str, object] = {"events": events}
     if heard.start is not None:
         try:
@@ -147,8 +147,8 @@ def unpack(outage: str, text: str) -> RecordedEvents:
 
 def _whose(plain: dict[str, object]) -> tuple[str, ...]:
     """Return the key by which events follow one another. A value that is not text is damaged, and dropped."""
-    words = (plain.get(name) for name in (KIND, *_WHOSE))
-    return tuple(word if isinstance(word, str) else "" for word in words)
+    values = (plain.get(name) for name in (KIND, *_WHOSE))
+    return tuple(word if isinstance(word, str) else "" for word in values)
 
 
 def _defaults(event: Event) -> dict[str, object]:

@@ -95,7 +95,7 @@ class Batch:
 
 
 class Store:
-    """The file as its one writer sees it. `told` collects messages for a person (a file that was set aside)."""
+    """The file as its one writer sees it. `notices` collects messages for a person (a file that was set aside)."""
 
     look_s = CHECK_S
 
@@ -104,7 +104,7 @@ class Store:
     ) -> None:
         """Do not open it yet: the constructor runs on the event loop."""
         self.path = path
-        self.told: list[str] = []
+        self.notices: list[str] = []
         self._retention = retention or Retention()
         self._migrations = migrations
         self._db: sqlite3.Connection | None = None
@@ -126,7 +126,7 @@ class Store:
                 return self._db
             # Commits would continue into a file without a name.
             self.close()
-            self.told.append(f"{self.path}: removed or replaced while in use; a journal was started in its place")
+            self.notices.append(f"{self.path}: removed or replaced while in use; a journal was started in its place")
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._look_at_log()
         new = not self.path.exists()
@@ -155,10 +155,12 @@ class Store:
                 self._set_aside("corrupt", f"{self.path}: is empty or gone, and its log alone cannot be read")
             return
         if sqlite.mend_versions(self.path):
-            self.told.append(f"{self.path}: a byte of its header was damaged, and was put right; look for disk errors")
+            self.notices.append(
+                f"{self.path}: a byte of its header was damaged, and was put right; look for disk errors"
+            )
         if self._in_use.exists() and not sqlite.has_frames(self.path) and not self._holds_newest():
             self._headless = True
-            self.told.append(
+            self.notices.append(
                 f"{self.path}: its log is gone, and with it the newest transactions; what is older was read"
             )
         found = sqlite.look(self.path, self.look_s)
@@ -178,7 +180,7 @@ class Store:
             shutil.copyfile(log, making)
             making.rename(kept)
         sync_folder(self.path.parent)
-        self.told.append(
+        self.notices.append(
             f"{self.path}: its log is damaged, which hides {hidden}; kept as {kept.name}, and what is older was read"
         )
 
@@ -239,7 +241,7 @@ class Store:
         """Give a file that cannot be used another name, with its log, and never delete it."""
         self.close()
         self._unmark()
-        self.told.append(f"{reason}; kept as {put_aside(self.path, why)}, and a new journal was started")
+        self.notices.append(f"{reason}; kept as {put_aside(self.path, why)}, and a new journal was started")
 
     # --- Reading at start ------------------------------------------------------------------------------------------
 
@@ -288,7 +290,7 @@ class Store:
                 self._seed(self._open(), loaded, outages)
                 return loaded, outages
             self._open()
-            return Loaded(durable=True, trouble=self.told[-1], lost=LOST_ALL), ()
+            return Loaded(durable=True, trouble=self.notices[-1], lost=LOST_ALL), ()
 
     def _seed(self, db: sqlite3.Connection, loaded: Loaded, outages: Sequence[OutageRecord]) -> None:
         with transaction(db):
@@ -352,8 +354,8 @@ class Store:
             if batch.records:
                 # This outage will not end any more: its end was never journalled.
                 _run(db, _LOST, batch.open_outage)
-            for name, by in batch.counters.items():
-                _run(db, _COUNT, name, by)
+            for name, amount in batch.counters.items():
+                _run(db, _COUNT, name, amount)
         self._mark(newest)
 
     def prune(self, open_outage: str | None) -> bool:
@@ -363,22 +365,22 @@ class Store:
         with translated(self.path):
             db = self._open()
             keep = self._retention
-            gone = 0
+            removed = 0
             with transaction(db):
                 doomed = db.execute(
                     "SELECT id FROM outages WHERE id IS NOT ? ORDER BY rowid DESC LIMIT -1 OFFSET ?",
                     (open_outage, keep.outages),
                 ).fetchall()
                 for (outage,) in doomed[:20]:
-                    gone += _forget(db, outage)
+                    removed += _forget(db, outage)
                 first = "SELECT seq FROM entries WHERE outage IS NULL ORDER BY seq DESC LIMIT 1 OFFSET ?"
                 edge = db.execute(first, (keep.quiet_lines,)).fetchone()
                 if edge is not None:
-                    gone += _delete(db, "outage IS NULL AND seq <= ?", edge[0])
-                if not gone and _used_bytes(db) > keep.size_bytes:
-                    gone += _shrink(db, open_outage)
+                    removed += _delete(db, "outage IS NULL AND seq <= ?", edge[0])
+                if not removed and _used_bytes(db) > keep.size_bytes:
+                    removed += _shrink(db, open_outage)
             db.execute("PRAGMA incremental_vacuum(1000)").fetchall()
-            return gone > 0
+            return removed > 0
 
     def _keep_reserve(self) -> None:
         """Take room for an outage, if there is as much."""
@@ -469,17 +471,17 @@ def _delete_recorded(db: sqlite3.Connection, outage: str) -> int:
 
 
 def _forget(db: sqlite3.Connection, outage: str) -> int:
-    gone = _delete(db, "outage = ?", outage) + _delete_recorded(db, outage)
+    removed = _delete(db, "outage = ?", outage) + _delete_recorded(db, outage)
     db.execute("DELETE FROM actions WHERE outage = ?", (outage,))
     # Rows of an outage that is no longer listed would never go.
-    return gone or db.execute("DELETE FROM outages WHERE id = ?", (outage,)).rowcount
+    return removed or db.execute("DELETE FROM outages WHERE id = ?", (outage,)).rowcount
 
 
 def _shrink(db: sqlite3.Connection, open_outage: str | None) -> int:
     """Delete the oldest chunk: quiet lines first, then whole outages, then the oldest inputs of the one that runs."""
-    gone = _delete(db, "outage IS NULL")
-    if gone:
-        return gone
+    removed = _delete(db, "outage IS NULL")
+    if removed:
+        return removed
     oldest = "SELECT id FROM outages WHERE id IS NOT ? ORDER BY rowid LIMIT 1"
     found = db.execute(oldest, (open_outage,)).fetchone()
     if found is not None:

@@ -30,14 +30,14 @@ def error_in(body: bytes) -> bool:
     WxPusher: `code` is 1000 for a success, with `success`.
     """
     try:
-        told = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
         return False
-    if not isinstance(told, dict):
+    if not isinstance(answer, dict):
         return False
-    if told.get("errcode") not in _GOOD or told.get("ok") is False:
+    if answer.get("errcode") not in _GOOD or answer.get("ok") is False:
         return True
-    return "msg" in told and told.get("code") not in _GOOD and told.get("success") is not True
+    return "msg" in answer and answer.get("code") not in _GOOD and answer.get("success") is not True
 
 
 def redact(text: str, secrets: Sequence[str]) -> str:

@@ -133,8 +133,8 @@ def _moment(at: float) -> Any:  # noqa: ANN401 - a datetime, whose module is loa
     return datetime.fromtimestamp(at, UTC)
 
 
-def _bytes(told: bytes | str) -> bytes:
-    return told if isinstance(told, bytes) else told.encode()
+def _bytes(text: bytes | str) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
 
 
 def apprise(request: dict[str, Any]) -> Result:

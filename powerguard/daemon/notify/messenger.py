@@ -1,6 +1,6 @@
 """Messages from the loop to their targets: heard, queued, delivered in order, retried until they arrive.
 
-    loop ── hear(notes) ──▶ hearing ──▶ queue (memory, then disk) ──▶ a task for each target ──▶ the other side
+    loop ── hear(notes) ──▶ composer ──▶ queue (memory, then disk) ──▶ a task for each target ──▶ the other side
 
 `hear` only hands over; all else is done in tasks of its own, so that no mistake here and no target that hangs can
 reach the loop. A target that fails is retried after 1 s, then 2 s, up to 10 min, each with up to half as much again.
@@ -25,10 +25,10 @@ from powerguard.core.model.actions import Note
 from powerguard.core.model.state import State
 from powerguard.daemon.attempt import keep_running, rest
 from powerguard.daemon.journal.journal import Executor
-from powerguard.daemon.notify.hearing import (
-    Heard,
-    Hearing,
+from powerguard.daemon.notify.composer import (
     Message,
+    MessageComposer,
+    StepNotes,
     composed,
     is_moment,
     is_wanted,
@@ -71,12 +71,12 @@ class Messenger:
         writer: Executor | None = None,
     ) -> None:
         """Start the targets' threads; the disk is first touched by `run`."""
-        self.hearing = Hearing(host.partition(".")[0] or "host", options.language, wall)
+        self.composer = MessageComposer(host.partition(".")[0] or "host", options.language, wall)
         self.queue = Queue(path, writer, wall, self._take_kept)
         self._spawn = spawn
         self._wall = wall
         self._clock = clock
-        self._heard: deque[Heard] = deque(maxlen=MOST_HEARD)
+        self._heard: deque[StepNotes] = deque(maxlen=MOST_HEARD)
         self._overheard = 0
         self._wake = asyncio.Event()
         self._arrived: dict[str, asyncio.Event] = {}
@@ -97,20 +97,20 @@ class Messenger:
         if not self._targets:
             return
         self._overheard += len(self._heard) == MOST_HEARD
-        self._heard.append(Heard(notes, before, outage, mode, self._wall()))
+        self._heard.append(StepNotes(notes, before, outage, mode, self._wall()))
         self._wake.set()
 
     def use(self, options: NotifyOptions) -> None:
         """Take the targets of new settings. Raises RuntimeError, and keeps the old ones, if no thread can start."""
         made = {
-            name: make(name, each, spawn=self._spawn, wall=self._wall, standing=self.hearing.standing)
+            name: make(name, each, spawn=self._spawn, wall=self._wall, standing=self.composer.standing)
             for name, each in options.targets.items()
         }
         for target in self._targets.values():
             target.close()
         self._targets = made
         self._options = options
-        self.hearing.language = options.language
+        self.composer.language = options.language
         self._changed.set()
 
     # --- What watchers see --------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Messenger:
     async def test(self, names: Iterable[str], limit_s: float) -> dict[str, tuple[bool, str]]:
         """Send a test message past the queue; return for each target whether it arrived, and the answer."""
         found: dict[str, tuple[bool, str]] = {}
-        message = self.hearing.test(self._mode)
+        message = self.composer.test(self._mode)
 
         async def one(name: str) -> None:
             try:
@@ -198,8 +198,8 @@ class Messenger:
         )
         for key, plain in standing.items():
             with contextlib.suppress(ValueError, TypeError):
-                self.hearing.standing.setdefault(key, message_of(plain))
-        self.hearing.said = {key: at for key, at in said.items() if is_moment(at)} | self.hearing.said
+                self.composer.standing.setdefault(key, message_of(plain))
+        self.composer.said = {key: at for key, at in said.items() if is_moment(at)} | self.composer.said
         for name, plain in records.items():
             with contextlib.suppress(ValueError, TypeError):
                 record = self._records.setdefault(name, _record_of(plain, name))
@@ -216,9 +216,9 @@ class Messenger:
         while self._heard:
             heard = self._heard.popleft()
             self._mode = heard.mode
-            self._add(self.hearing.of_step(heard))
+            self._add(self.composer.of_step(heard))
         if self._overheard:
-            self.hearing.left_out["alarms"] += self._overheard
+            self.composer.left_out["alarms"] += self._overheard
             self._overheard = 0
 
     def _add(self, messages: Iterable[Message]) -> None:
@@ -228,8 +228,8 @@ class Messenger:
             for name in wanted:
                 if name in self._arrived:
                     self._arrived[name].set()
-        self.queue.keep("standing", {key: each.plain() for key, each in self.hearing.standing.items()})
-        self.queue.keep("said", self.hearing.said)
+        self.queue.keep("standing", {key: each.plain() for key, each in self.composer.standing.items()})
+        self.queue.keep("said", self.composer.said)
 
     async def _watch(self, daemon: Daemon) -> None:
         while True:
@@ -239,7 +239,7 @@ class Messenger:
             # Twice in a row: at the start nothing has been looked at yet, and what passes in a minute is no trouble.
             reasons = {name: each for name, each in found.items() if name in self._before}
             self._before = set(found)
-            self._add(self.hearing.watch(reasons, daemon.state, self._mode))
+            self._add(self.composer.watch(reasons, daemon.state, self._mode))
             self.queue.prune()
 
     # --- Delivering ---------------------------------------------------------------------------------------------------
@@ -303,9 +303,9 @@ class Messenger:
         first = waiting[0][1]
         if not target.folds or first.status != "begin" or self._wall() - first.at < LATE_S:
             return waiting[:1]
-        mine = [each for each in waiting if (each[1].outage or each[1].key) == (first.outage or first.key)]
-        ended = any(each.key == first.key and each.status == "end" for _, each in mine)
-        return mine if ended else waiting[:1]
+        related = [each for each in waiting if (each[1].outage or each[1].key) == (first.outage or first.key)]
+        ended = any(each.key == first.key and each.status == "end" for _, each in related)
+        return related if ended else waiting[:1]
 
     def _enter(self, name: str, *, ok: bool, answer: str) -> None:
         old, now = self._records.get(name) or TargetView(name=name, kind=""), round(self._wall(), 3)

@@ -29,7 +29,7 @@ from powerguard.daemon.journal.sqlite import (
     transaction,
     translated,
 )
-from powerguard.daemon.notify.hearing import Message, message_of
+from powerguard.daemon.notify.composer import Message, message_of
 
 log = structlog.get_logger()
 
@@ -59,7 +59,7 @@ class File:
     def __init__(self, path: Path) -> None:
         """Open nothing yet."""
         self.path = path
-        self.told: list[str] = []
+        self.notices: list[str] = []
         self._db: sqlite3.Connection | None = None
 
     def load(self) -> tuple[dict[int, str], list[tuple[str, int]], dict[str, str]]:
@@ -146,7 +146,7 @@ class File:
 
     def _set_aside(self, why: str, what: str) -> None:
         self.close()
-        self.told.append(f"{self.path}: {what}; kept as {put_aside(self.path, why)}, and a new one was started")
+        self.notices.append(f"{self.path}: {what}; kept as {put_aside(self.path, why)}, and a new one was started")
 
 
 class Queue:
@@ -200,7 +200,7 @@ class Queue:
     def _taken(self, ended: asyncio.Future[tuple[dict[int, str], list[tuple[str, int]], dict[str, str]]]) -> None:
         """Put what the file holds before what has come since."""
         self._busy = None
-        self._tell()
+        self._log_notices()
         error = ended.exception()
         if error is not None:
             self._failed(str(error) if isinstance(error, JournalError) else f"{self.file.path}: {type(error).__name__}")
@@ -325,7 +325,7 @@ class Queue:
     def _written(self, ended: asyncio.Future[None]) -> None:
         self._busy = None
         error = ended.exception()
-        self._tell()
+        self._log_notices()
         if error is not None:
             self._failed(str(error) if isinstance(error, JournalError) else f"{self.file.path}: {type(error).__name__}")
             return
@@ -351,9 +351,9 @@ class Queue:
         self._retry = None
         self._write()
 
-    def _tell(self) -> None:
-        told, self.file.told = self.file.told, []
-        for text in told:
+    def _log_notices(self) -> None:
+        notices, self.file.notices = self.file.notices, []
+        for text in notices:
             log.error("messages_set_aside", because=text)
 
     def _all(self) -> list[Op]:

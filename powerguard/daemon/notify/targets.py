@@ -19,7 +19,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from powerguard.clock import boottime_s
 from powerguard.daemon.journal.journal import WorkerThread, in_thread
 from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, one_line, redact
-from powerguard.daemon.notify.hearing import Message
+from powerguard.daemon.notify.composer import Message
 from powerguard.effectors.child import Ended, Spawn, clean_environment
 from powerguard.options import Secret, SecretError
 from powerguard.settings.notify import (
@@ -171,21 +171,21 @@ class _Http(Target):
     async def _exchange(
         self, session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], proxy: str | None
     ) -> tuple[bytes, str]:
-        async with session.post(url, data=body, headers=headers, proxy=proxy, allow_redirects=False) as told:
+        async with session.post(url, data=body, headers=headers, proxy=proxy, allow_redirects=False) as response:
             content = b""
-            async for chunk in told.content.iter_any():
+            async for chunk in response.content.iter_any():
                 content += chunk
                 if len(content) >= MAX_ANSWER_BYTES:
                     break
-        date = _date(told.headers.get("Date"))
+        date = _date(response.headers.get("Date"))
         self.answered = None if date is None else (date, boottime_s())
-        answer = f"{told.status} {one_line(content, self.secrets)}".strip()
-        if 200 <= told.status < 300:
+        answer = f"{response.status} {one_line(content, self.secrets)}".strip()
+        if 200 <= response.status < 300:
             return content, answer
-        if 300 <= told.status < 400:
+        if 300 <= response.status < 400:
             raise DeliveryError(REDIRECTED, refused=True)
-        refused = told.status < 500 and told.status not in (408, 425, 429)
-        raise DeliveryError(answer, refused=refused, again_s=_seconds(told.headers.get("Retry-After")))
+        refused = response.status < 500 and response.status not in (408, 425, 429)
+        raise DeliveryError(answer, refused=refused, again_s=_seconds(response.headers.get("Retry-After")))
 
 
 def _seconds(text: str | None) -> float | None:
@@ -398,8 +398,8 @@ class Child(Program):
         }
         ended = await self._run(CHILD, request, self._environment(), limit_s)
         try:
-            told = json.loads(ended.stdout)
-            ok, answer, refused = bool(told["ok"]), redact(str(told["answer"]), self.secrets), bool(told["refused"])
+            reply = json.loads(ended.stdout)
+            ok, answer, refused = bool(reply["ok"]), redact(str(reply["answer"]), self.secrets), bool(reply["refused"])
         except (ValueError, KeyError, TypeError):
             msg = f"its process ended with status {ended.returncode} and no answer"
             raise DeliveryError(msg) from None

@@ -159,8 +159,8 @@ class Figures:
     def _cost(self, state: State) -> None:
         """Add what the outage cost to the lifetime counters."""
         found = self._meter.end(self._open, state)
-        for name, by in () if found is None else found.counters().items():
-            self._journal.count(name, by)
+        for name, amount in () if found is None else found.counters().items():
+            self._journal.count(name, amount)
 
     def _resumed(self, daemon: _Daemon, notes: Sequence[Note], now_s: float) -> None:
         """Training was started after a return: how long that took, the wait for utility and charge included."""
@@ -193,12 +193,12 @@ class _OnBattery:
 
     def since_last_step(self, state: State, now_s: float) -> float:
         """Return the seconds on battery since the last step of this outage. A transfer counts from its measurement."""
-        last_s, was = self._last_s, self._was
+        last_s, was_on_battery = self._last_s, self._was
         self._last_s = None if isinstance(state.phase, Online) else now_s
         self._was = state.feed.supply is Supply.BATTERY
-        if last_s is None or not (was or self._was):
+        if last_s is None or not (was_on_battery or self._was):
             return 0.0
-        began_s = last_s if was else max(last_s, state.feed.since_s)
+        began_s = last_s if was_on_battery else max(last_s, state.feed.since_s)
         ended_s = now_s if self._was else min(now_s, state.feed.since_s)
         return max(0.0, ended_s - began_s)
 
@@ -381,8 +381,8 @@ class Meter:
         before, since_s = self._before, self._at_s
         self._before, self._at_s = answer.state, now_s
         if not isinstance(answer.state.phase, Recovery):
-            there = sum(trainer.alive for trainer in answer.state.trainers)
-            figures["trainers"] = max(number(figures.get("trainers")) or 0.0, float(there))
+            alive = sum(trainer.alive for trainer in answer.state.trainers)
+            figures["trainers"] = max(number(figures.get("trainers")) or 0.0, float(alive))
         if gpus:
             figures["gpus"] = float(gpus)
         if before is not None and not isinstance(before.phase, Online):
@@ -426,7 +426,7 @@ class Meter:
             if not trainer.alive:
                 if trainer.name in self._risk_s or ended:
                     _add(figures, "lost_stopped_s", took_s)
-            elif trainer.stood or (trainer.paused and not trainer.told_pause):
+            elif trainer.stood or (trainer.paused and not trainer.pause_ordered):
                 pass  # A person paused it.
             elif trainer.paused or _waits(trainer, after):
                 _add(figures, "lost_held_s" if trainer.durable and not ended else _PAUSED[ended], took_s)
@@ -439,17 +439,17 @@ class Meter:
                 self._risk_s[trainer.name] = 0.0
 
     def _note(self, figures: dict[str, Scalar], before: State, now: State, note: Note, now_s: float) -> None:
-        told = dict(note.numbers)
+        numbers = dict(note.numbers)
         match note.event:
             case "host_returned":
-                self._returned(figures, now, told, now_s)
+                self._returned(figures, now, numbers, now_s)
             case "outage_continued":  # What went on while no daemon ran is what it went on with.
-                self._interval(figures, now, now, number(told.get("away_s")) or 0.0)
+                self._interval(figures, now, now, number(numbers.get("away_s")) or 0.0)
             case "host_powered_on" if "return_power_on_to_boot_s" in figures:
-                _add(figures, "return_power_on_to_boot_s", number(told.get("firmware_s")) or 0.0)
+                _add(figures, "return_power_on_to_boot_s", number(numbers.get("firmware_s")) or 0.0)
             case "checkpoint_durable" if _asks(now):
-                self._durable(figures, before, told)
-            case "action_failed" if told.get("action") == "TriggerCheckpoint":
+                self._durable(figures, before, numbers)
+            case "action_failed" if numbers.get("action") == "TriggerCheckpoint":
                 _add(figures, "checkpoints_failed", 1.0)
             case "outage_ended" if self._ordered_s is not None:
                 _set_s(figures, "return_ready_to_resumed_s", now_s - self._ordered_s)
@@ -458,11 +458,11 @@ class Meter:
             case _:
                 pass
 
-    def _returned(self, figures: dict[str, Scalar], now: State, told: Mapping[str, Scalar], now_s: float) -> None:
+    def _returned(self, figures: dict[str, Scalar], now: State, numbers: Mapping[str, Scalar], now_s: float) -> None:
         """The host is back: what it had not saved is done again, and it was down all the while."""
         trainers = number(figures.get("trainers")) or 0.0
         _add(figures, "lost_rolled_back_s", number(figures.pop("at_risk_s", None)) or 0.0)
-        _add(figures, "lost_stopped_s", trainers * (number(told.get("away_s")) or 0.0))
+        _add(figures, "lost_stopped_s", trainers * (number(numbers.get("away_s")) or 0.0))
         if not isinstance(now.phase, Online):
             # CLOCK_BOOTTIME began with this boot's kernel.
             _set_s(figures, "dark_s", max(0.0, -now.phase.outage.since_s))
@@ -470,12 +470,12 @@ class Meter:
         _set_s(figures, "return_power_on_to_boot_s", now_s)
         self._ordered_s, self._risk_s = None, {}
 
-    def _durable(self, figures: dict[str, Scalar], before: State, told: Mapping[str, Scalar]) -> None:
+    def _durable(self, figures: dict[str, Scalar], before: State, numbers: Mapping[str, Scalar]) -> None:
         _add(figures, "checkpoints_durable", 1.0)
-        trainer = next((each for each in before.trainers if each.name == told.get("trainer")), None)
+        trainer = next((each for each in before.trainers if each.name == numbers.get("trainer")), None)
         if trainer is None:
             return
-        if (number(told.get("took_s")) or 0.0) > _LONGER * trainer.checkpoint_s + 1.0:
+        if (number(numbers.get("took_s")) or 0.0) > _LONGER * trainer.checkpoint_s + 1.0:
             _add(figures, "checkpoints_late", 1.0)
         if not trainer.paused:
             _add(figures, "lost_stalled_s", trainer.stall_s or 0.0)
@@ -530,11 +530,11 @@ _PAUSED: Final = {False: "lost_stalled_s", True: "lost_stopped_s"}
 def _waits(trainer: Trainer, after: Trainer) -> bool:
     """Whether a trainer stands for the checkpoint that it is to pause at; it says so only when that is durable."""
     steps = trainer.step is not None and after.step is not None and after.step > trainer.step
-    return trainer.told_pause and trainer.in_flight is not None and not steps
+    return trainer.pause_ordered and trainer.in_flight is not None and not steps
 
 
-def _add(figures: dict[str, Scalar], name: str, by: float) -> None:
-    figures[name] = round((number(figures.get(name)) or 0.0) + by, 3)
+def _add(figures: dict[str, Scalar], name: str, amount: float) -> None:
+    figures[name] = round((number(figures.get(name)) or 0.0) + amount, 3)
 
 
 def _set_s(figures: dict[str, Scalar], name: str, seconds: float) -> None:

@@ -82,7 +82,7 @@ _library_log.addFilter(_is_ours)
 class ConnectionGuard(asyncio.Protocol):
     """Stands between the socket and aiohttp's protocol: counts connections, and ends each of them at its limit."""
 
-    def __init__(self, inner: asyncio.Protocol, crowd: "Crowd", limit_s: float) -> None:
+    def __init__(self, inner: asyncio.Protocol, crowd: "OpenConnections", limit_s: float) -> None:
         """Guard one connection for at most limit_s. crowd: all that are open on this server."""
         self._inner = inner
         self._limit_s = limit_s
@@ -133,7 +133,7 @@ class ConnectionGuard(asyncio.Protocol):
             self._transport.abort()
 
 
-class Crowd:
+class OpenConnections:
     """The connections of one server. most: of all; most_each: of one address.
 
     When there are too many, the oldest makes room for the newest: of the same address first, else of the one that has
@@ -379,7 +379,7 @@ def application() -> web.Application:
 
 @contextlib.asynccontextmanager
 async def guarded(
-    app: web.Application, connection_limit_s: float = CONNECTION_LIMIT_S, crowd: Crowd | None = None
+    app: web.Application, connection_limit_s: float = CONNECTION_LIMIT_S, crowd: OpenConnections | None = None
 ) -> AsyncIterator[Callable[[], asyncio.Protocol]]:
     """Run an application; yields the factory of guarded connections for a server to use."""
     runner = web.AppRunner(
@@ -396,7 +396,7 @@ async def guarded(
     )
     await runner.setup()
     make = cast("Callable[[], asyncio.Protocol]", runner.server)
-    members = Crowd() if crowd is None else crowd
+    members = OpenConnections() if crowd is None else crowd
     try:
         yield lambda: ConnectionGuard(make(), members, connection_limit_s)
     finally:

@@ -28,8 +28,8 @@ def battery_view(daemon: Daemon) -> Json:
         "phase": phase_name(state.phase),
         "mode": daemon.policy.mode.value,
         "ups": [
-            _ups(mine, alone, times, conditions.foretold(mine, alone, times.now_s))
-            for mine, alone in each_alone(policy, state)
+            _ups(own_policy, alone, times, conditions.foretold(own_policy, alone, times.now_s))
+            for own_policy, alone in each_alone(policy, state)
         ],
         "load_drops": {
             "presumed_paused_share": presumed_share(policy, state.learned),
@@ -75,9 +75,9 @@ def _ups(policy: Policy, state: State, times: Times, now: Budget) -> Json:
 
 
 def _health(view: HealthView, measured: Health | None, times: Times, now: Budget) -> Json:
-    told: Json | None = None
+    measurement: Json | None = None
     if measured is not None:
-        told = {
+        measurement = {
             "share": rounded(measured.share),
             "error": rounded(measured.error),
             "at_least": measured.least,
@@ -95,7 +95,7 @@ def _health(view: HealthView, measured: Health | None, times: Times, now: Budget
         "origin": view.origin,
         "because": view.because,
         "presumed": rounded(view.presumed),
-        "measured": told,
+        "measured": measurement,
         "to_measure": {"least_depth": learning.DEPTH, "at_load_now_s": rounded(deep_s)},
     }
 
@@ -132,11 +132,11 @@ def _point(load: float, tau_s: float, origin: str, at: float | None, *, counts: 
 def _reported(state: State, now: Budget) -> Json:
     """The UPS's figure against our account at the same moment and load; over_report: its surplus, as a share."""
     reading = state.feed.reading
-    told_s = None if reading is None else reading.runtime_s
+    runtime_s = None if reading is None else reading.runtime_s
     own_s = None if now.tau_now_s is None else max(0.0, now.health - now.used) * now.tau_now_s
-    over = told_s / own_s - 1.0 if told_s is not None and own_s else None
+    over = runtime_s / own_s - 1.0 if runtime_s is not None and own_s else None
     return {
-        "runtime_s": rounded(told_s),
+        "runtime_s": rounded(runtime_s),
         "account_s": rounded(own_s),
         "over_report": rounded(over),
         "counts_as": "upper bound",

@@ -14,7 +14,7 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.effectors.host.check import HostSeen
-from powerguard.ups.base import Local, Source, Troubled
+from powerguard.ups.base import Local, ReportsTrouble, Source
 from powerguard.ups.snmp.traps import TrapCounts
 
 log = structlog.get_logger()
@@ -82,7 +82,7 @@ class SourceViews:
         self._clock = clock
         self._sources: dict[str, Source] = {}
         self._views: dict[str, SourceView] = {}
-        self._told_at_s: dict[str, float] = {}
+        self._reported_at_s: dict[str, float] = {}
         self._reasons: dict[str, set[str]] = {}
 
     def begin(self, sources: Sequence[tuple[str, str, Source]]) -> None:
@@ -92,13 +92,13 @@ class SourceViews:
             f"{ups}/{name}": self._views.get(f"{ups}/{name}") or SourceView(ups=ups, source=name, up=False)
             for ups, name, _ in sources
         }
-        self._told_at_s = dict.fromkeys(self._views, self._clock())
+        self._reported_at_s = dict.fromkeys(self._views, self._clock())
 
     def take(self, event: Reading | SourceFailed) -> None:
         """Enter a source's report."""
         key = f"{event.ups}/{event.source}"
         view = self._views.get(key) or SourceView(ups=event.ups, source=event.source, up=False)
-        self._told_at_s[key] = self._clock()
+        self._reported_at_s[key] = self._clock()
         if isinstance(event, Reading):
             self._reasons.pop(key, None)
             self._views[key] = replace(
@@ -111,12 +111,12 @@ class SourceViews:
             )
             return
         if event.lost:
-            self._tell_of_another(key, event)
+            self._log_other_reason(key, event)
         self._views[key] = replace(
             view, up=False, polls=view.polls + 1, failures=view.failures + 1, last_error=event.reason
         )
 
-    def _tell_of_another(self, key: str, event: SourceFailed) -> None:
+    def _log_other_reason(self, key: str, event: SourceFailed) -> None:
         """Log when a lost source fails for another reason: the first one is in the story, and may be corrected."""
         reasons = self._reasons.setdefault(key, set())
         if event.reason in reasons or len(reasons) >= _MOST_REASONS:
@@ -138,12 +138,12 @@ class SourceViews:
 
     def _trouble(self, key: str) -> str:
         source = self._sources.get(key)
-        return source.trouble if isinstance(source, Troubled) else ""
+        return source.trouble if isinstance(source, ReportsTrouble) else ""
 
     def silent(self, longer_s: float) -> str:
         """Return a source without any report, not even a failure, for this long; "" if there is none."""
         now_s = self._clock()
-        return next((key for key, at_s in self._told_at_s.items() if now_s - at_s > longer_s), "")
+        return next((key for key, at_s in self._reported_at_s.items() if now_s - at_s > longer_s), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ HUNG_AFTER_S: Final = 5.0
 UNREACHED_S: Final = 300.0
 """A target of messages that fails for this long is worth a reason; a single failure is retried in seconds."""
 
-_MOST_TOLD: Final = 3
+_MOST_NAMED: Final = 3
 
 ERRORS: Final = {
     "no_reading": "no UPS has been read yet",
@@ -234,7 +234,7 @@ class FullBattery:
         return self.grade is Grade.FULL
 
 
-def told_share(policy: Policy, state: State) -> float:
+def reported_share(policy: Policy, state: State) -> float:
     """Energy of a full battery by the UPS's reports on utility, a share of the table's; 1 without a report."""
     charge = charge_of(state.feed.reading)
     gauge = state.battery.gauge
@@ -252,11 +252,11 @@ def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | No
     load = account.load_of(state.battery)
     if not isinstance(state.phase, Online):
         load = max(load, state.phase.outage.load_at_start or load)
-    mine = own.own_load(policy, state, now_s)
-    paused = budget.paused_load(policy, fresh, load, state.learned, own=mine)
+    host_load = own.own_load(policy, state, now_s)
+    paused = budget.paused_load(policy, fresh, load, state.learned, own=host_load)
     tau_paused_s = account.tau_s(points, paused)
     checkpoint_s = budget.checkpoint_s(fresh, now_s)
-    health = min(state.battery.health, told_share(policy, state))
+    health = min(state.battery.health, reported_share(policy, state))
     return FullBattery(
         checkpoint_s=checkpoint_s,
         stop_s=budget.stop_s(policy, Grade.FULL),
@@ -274,10 +274,10 @@ def of_battery(policy: Policy, state: State, now_s: float) -> list[Reason]:
     if full is None:
         return [_reason("not_protected", blind_s=policy.blind_s)]
     found = []
-    share = told_share(policy, state)
+    share = reported_share(policy, state)
     if share < _CONTRADICTED * state.battery.health:
         detail = f"{100 * share:.0f} % of it at the present load"
-        found.append(_reason("table_contradicted", detail, told_share=share, health=state.battery.health))
+        found.append(_reason("table_contradicted", detail, reported_share=share, health=state.battery.health))
     found += _of_what_is_left(policy, state, full)
     if full.fits:
         return found
@@ -328,15 +328,15 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
     if daemon.bmc is None:
         found += [] if daemon.has_no_bmc else [_reason("no_bmc")]
     elif not daemon.bmc.verified:
-        told = daemon.bmc.error or f"policy is {daemon.bmc.policy or 'not read yet'}"
-        found.append(_reason("policy_unverified", told))
+        detail = daemon.bmc.error or f"policy is {daemon.bmc.policy or 'not read yet'}"
+        found.append(_reason("policy_unverified", detail))
     if daemon.journal_trouble:
         found.append(_reason("journal_in_memory", daemon.journal_trouble))
     if daemon.history_lost:
         found.append(_reason("history_lost", daemon.history_lost))
     if strangers := daemon.strangers:
-        more = f"; and {len(strangers) - _MOST_TOLD} more" if len(strangers) > _MOST_TOLD else ""
-        found.append(_reason("trainer_stranger", "; ".join(strangers[:_MOST_TOLD]) + more, count=len(strangers)))
+        more = f"; and {len(strangers) - _MOST_NAMED} more" if len(strangers) > _MOST_NAMED else ""
+        found.append(_reason("trainer_stranger", "; ".join(strangers[:_MOST_NAMED]) + more, count=len(strangers)))
     if not daemon.settings_ok:
         found.append(_reason("settings_rejected", daemon.config_path))
     return found
@@ -358,7 +358,7 @@ def _of_messages(daemon: Daemon) -> list[Reason]:
 
 def _of_alarms(state: State) -> list[Reason]:
     """Faults that the core has found, and those that the newest reading reports."""
-    names = list(state.told)
+    names = list(state.alarms)
     reading = state.feed.reading
     if reading is not None:
         if reading.output_source in UNPROTECTED:

@@ -88,9 +88,9 @@ def layers(policy: Policy, bmc: BmcView | None, methods: Iterable[PowerOnView]) 
     views = list(methods)
     found = [_policy(bmc), _late(policy)]
     for method, letter in sorted(LETTERS.items(), key=lambda pair: pair[1]):
-        mine = [view for view in views if view.method is method]
-        found += [_method(policy, view, letter) for view in mine]
-        if not mine:
+        matching = [view for view in views if view.method is method]
+        found += [_method(policy, view, letter) for view in matching]
+        if not matching:
             found.append(Layer(letter=letter, name=method.value, stands="off", why=_OFF[method]))
     return tuple(found)
 
@@ -120,10 +120,10 @@ def _method(policy: Policy, view: PowerOnView, letter: str) -> Layer:
         if others:
             stands, why = "blocked", f"{', '.join(others)} would stay on, so AC would never drop here"
         elif view.returns != "cycles":
-            told = {"aborts": "aborts the cut", "stays_off": "stays off"}.get(
+            behaviour = {"aborts": "aborts the cut", "stays_off": "stays off"}.get(
                 view.returns, "may not switch its output off and on"
             )
-            stands, why = "blocked", f"when utility returns in its countdown, this UPS {told}"
+            stands, why = "blocked", f"when utility returns in its countdown, this UPS {behaviour}"
     why = "not checked yet" if stands == "unknown" else why
     return Layer(
         letter=letter, name=view.method.value, stands=stands, why=why, ups=view.ups, checked_at_s=view.checked_at_s
@@ -209,7 +209,7 @@ def status(daemon: Daemon) -> Json:
         "ready": is_ready(reasons),
         "degraded": bool(reasons),
         "reasons": [_reason(reason) for reason in reasons],
-        "alarms": list(state.told),
+        "alarms": list(state.alarms),
         "supply": state.feed.supply.value,
         "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
         "ups": _ups(ups_name(daemon.policy), state.feed.reading, times, now),
@@ -299,9 +299,9 @@ def _tiers(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
         return []
     found: list[Json] = []
     for tier in range(shed.highest + 1):
-        there = replace(policy, shed=replace(shed, tier=tier))
-        told = conditions.forecast(there, daemon.state, replace(now, shed_s=budget.shed_s(there)))
-        in_s = {step.action: times.in_s(step.at_s) for step in told}
+        tier_policy = replace(policy, shed=replace(shed, tier=tier))
+        steps = conditions.forecast(tier_policy, daemon.state, replace(now, shed_s=budget.shed_s(tier_policy)))
+        in_s = {step.action: times.in_s(step.at_s) for step in steps}
         commit_s = in_s.get("shutdown")
         found.append(
             {
@@ -310,7 +310,7 @@ def _tiers(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
                 "pause_s": in_s.get("emergency_checkpoint"),
                 "durable_s": in_s.get("holding"),
                 "commit_s": commit_s,
-                "off_s": None if commit_s is None else rounded(commit_s + budget.force_after_s(there, now.grade)),
+                "off_s": None if commit_s is None else rounded(commit_s + budget.force_after_s(tier_policy, now.grade)),
             }
         )
     return found
@@ -376,12 +376,12 @@ def _traps(daemon: Daemon, times: Times) -> Json | None:
 
 def ups_name(policy: Policy) -> str:
     """Name of the UPS; of several, all names."""
-    return " + ".join(mine.policy.ups for mine in policy.feeds) or policy.ups
+    return " + ".join(feed_policy.policy.ups for feed_policy in policy.feeds) or policy.ups
 
 
 def _feeds(daemon: Daemon, times: Times) -> list[Json]:
     """Each of several UPSes by itself; empty for one."""
-    supplies = {mine.policy.ups: mine.supplies for mine in daemon.policy.feeds}
+    supplies = {feed_policy.policy.ups: feed_policy.supplies for feed_policy in daemon.policy.feeds}
     return [
         {
             "name": policy.ups,
@@ -467,10 +467,10 @@ def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
     """The forecast of what the machine will do; empty if the shutdown was aborted, since it then waits for utility."""
     if aborted_by(daemon.state):
         return []
-    told = conditions.forecast(daemon.policy, daemon.state, now)
+    steps = conditions.forecast(daemon.policy, daemon.state, now)
     is_spared = conditions.is_spared(daemon.policy, daemon.state, now)
     # Where the checkpoint does not fit, the power-off comes before it is durable: there is no hold then.
-    ends_s = next((step.at_s for step in told if step.action == "shutdown" and step.at_s is not None), math.inf)
+    ends_s = next((step.at_s for step in steps if step.action == "shutdown" and step.at_s is not None), math.inf)
     return [
         {
             "action": step.action,
@@ -481,7 +481,7 @@ def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
             "suspended": step.action == "shutdown" and (is_spared or _is_maintained(daemon.state, step.at_s)),
             "spared": step.action == "shutdown" and is_spared,
         }
-        for step in told
+        for step in steps
         if step.at_s is None or (math.isfinite(step.at_s) and not (step.action == "holding" and step.at_s > ends_s))
     ]
 
@@ -493,8 +493,8 @@ def _is_maintained(state: State, at_s: float | None) -> bool:
 
 def _training(state: State) -> str | None:
     """Return what training does once its checkpoint is written: pause, exit, continue or mixed; None: no trainer."""
-    there = [trainer for trainer in state.trainers if trainer.alive] or state.trainers
-    conducts = {trainer.conduct.value for trainer in there}
+    trainers = [trainer for trainer in state.trainers if trainer.alive] or state.trainers
+    conducts = {trainer.conduct.value for trainer in trainers}
     return None if not conducts else "mixed" if len(conducts) > 1 else conducts.pop()
 
 
@@ -544,7 +544,7 @@ def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
 def _source(source: SourceView, daemon: Daemon, times: Times) -> Json:
     """State of one source. says: its own output source, if the UPS has several sources."""
     feed = next((each.feed for each in daemon.state.upses if each.ups == source.ups), daemon.state.feed)
-    heard = next((each for each in feed.heard if each.source == source.source), None)
+    known = next((each for each in feed.heard if each.source == source.source), None)
     return {
         "ups": source.ups,
         "source": source.source,
@@ -556,8 +556,8 @@ def _source(source: SourceView, daemon: Daemon, times: Times) -> Json:
         "authenticated": source.authenticated,
         "forgeable": source.forgeable,
         "trouble": source.trouble,
-        "says": None if heard is None or heard.reading is None else heard.reading.output_source.value,
-        "doubted": heard is not None and heard.doubted,
+        "says": None if known is None or known.reading is None else known.reading.output_source.value,
+        "doubted": known is not None and known.doubted,
     }
 
 
@@ -635,7 +635,7 @@ def drill_plan(daemon: Daemon, scopes: tuple[str, ...], witness: str) -> Json:
     """Return what a drill would do, stage by stage, and why it may not begin now; `refused` is "" when it may."""
     policy, state = daemon.policy, daemon.state
     refused = checks.refusal(policy, state, daemon.clock(), scopes, witness)
-    words = checks.outline(policy, state, scopes, witness) if witness in checks.WITNESSES else ()
+    stages = checks.outline(policy, state, scopes, witness) if witness in checks.WITNESSES else ()
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "drill_plan",
@@ -643,7 +643,7 @@ def drill_plan(daemon: Daemon, scopes: tuple[str, ...], witness: str) -> Json:
         "scopes": list(scopes),
         "witness": witness,
         "refused": refused,
-        "stages": [{"stage": stage, "what": what, "at_most_s": rounded(limit_s)} for stage, what, limit_s in words],
+        "stages": [{"stage": stage, "what": what, "at_most_s": rounded(limit_s)} for stage, what, limit_s in stages],
     }
 
 
@@ -720,7 +720,7 @@ class TrainingGate(NamedTuple):
 def returning(daemon: Daemon) -> Json:
     """Return the object of `/api/v1/recovery`."""
     times, phase = Times(daemon), daemon.state.phase
-    told = phase if isinstance(phase, Recovery) else None
+    recovery = phase if isinstance(phase, Recovery) else None
     view = daemon.returning
     return {
         "schema_version": SCHEMA_VERSION,
@@ -728,10 +728,10 @@ def returning(daemon: Daemon) -> Json:
         "at": round(times.wall_s, 3),
         "phase": phase_name(phase),
         "mode": daemon.policy.mode.value,
-        "outage": None if told is None else told.outage.id,
-        "back_since_at": None if told is None else times.at(told.began_s),
+        "outage": None if recovery is None else recovery.outage.id,
+        "back_since_at": None if recovery is None else times.at(recovery.began_s),
         "stage": stage(daemon),
-        "forced_by": None if told is None else told.forced_by or None,
+        "forced_by": None if recovery is None else recovery.forced_by or None,
         "gates": [gate._asdict() for gate in gates(daemon)],
         "starts": {"target": view.target, "command": list(view.command)},
         "refused": refusal(daemon) or None,
@@ -781,16 +781,18 @@ def _countdown(daemon: Daemon) -> TrainingGate:
 def _charge(daemon: Daemon) -> TrainingGate:
     policy, state, now_s = daemon.policy, daemon.state, daemon.clock()
     reading = state.feed.reading
-    told = "not reported" if reading is None or reading.charge_pct is None else f"{reading.charge_pct:.0f} %"
+    charge = "not reported" if reading is None or reading.charge_pct is None else f"{reading.charge_pct:.0f} %"
     if because := conditions.may_start(policy, state, now_s):
-        return TrainingGate("charge", open=True, text=f"{told}: {_CHARGED.get(because, because)}")
+        return TrainingGate("charge", open=True, text=f"{charge}: {_CHARGED.get(because, because)}")
     began_s = state.phase.began_s if isinstance(state.phase, Recovery) else state.feed.since_s
     left_s = policy.charge_hold_s - (now_s - max(began_s, state.feed.since_s))
     if state.feed.supply is Supply.UTILITY and left_s <= 0.0:
         return TrainingGate(
-            "charge", open=True, text=f"{told}: utility has been back for long, and waiting would cost more"
+            "charge", open=True, text=f"{charge}: utility has been back for long, and waiting would cost more"
         )
-    text = f"{told}: a second outage would cost the checkpoint; waited for at most {max(0.0, left_s):.0f} s of utility"
+    text = (
+        f"{charge}: a second outage would cost the checkpoint; waited for at most {max(0.0, left_s):.0f} s of utility"
+    )
     return TrainingGate("charge", open=False, text=text)
 
 

@@ -62,7 +62,11 @@ class HealthView:
 
 def health_view(policy: Policy, state: State, now_s: float, at: Wall) -> HealthView:
     """Return the origin of the health that counts now: by the rules of `battery.health`; of several UPSes, of each."""
-    alone = [(mine.ups, health_view(mine, of, now_s, at)) for mine, of in each_alone(policy, state) if policy.feeds]
+    alone = [
+        (own_policy.ups, health_view(own_policy, of, now_s, at))
+        for own_policy, of in each_alone(policy, state)
+        if policy.feeds
+    ]
     if alone:
         origin = next((view.origin for _, view in alone if view.origin != "measured"), "measured")
         because = "; ".join(f"{ups} {percent(view.share)}, {view.because}" for ups, view in alone)
@@ -87,10 +91,10 @@ def health_view(policy: Policy, state: State, now_s: float, at: Wall) -> HealthV
 
 
 def _measured(health: Health, aged: float, at: Wall) -> str:
-    gone = f", {100.0 * (health.share - aged):.1f} points off since" if health.share - aged >= 0.0005 else ""
+    decline = f", {100.0 * (health.share - aged):.1f} points off since" if health.share - aged >= 0.0005 else ""
     error = f"+-{100.0 * health.error:.0f} points"
     share = f"at least {percent(health.share)}" if health.least else f"{percent(health.share)} {error}"
-    return f"measured {day(at(health.at_s))}: {share}{gone}, {percent(health.depth)} deep, by the {health.how}"
+    return f"measured {day(at(health.at_s))}: {share}{decline}, {percent(health.depth)} deep, by the {health.how}"
 
 
 def tau_from(policy: Policy, state: State) -> str:
@@ -129,7 +133,7 @@ def paused_from(policy: Policy, state: State, now: Budget, at: Wall) -> str:
     able = [t for t in state.trainers if t.alive and t.conduct is not Conduct.CONTINUE]
     if not able:
         return "load_now: no living trainer pauses"
-    pausing = [t for t in able if not (t.paused or t.told_pause)]
+    pausing = [t for t in able if not (t.paused or t.pause_ordered)]
     drops = {t.name: needs.drop_of(state.learned, t.name) for t in pausing}
     presumed = presumed_share(policy, state.learned)
     fell = [presumed < 1.0 if drop is None else drop.after < drop.before for drop in drops.values()]
@@ -143,12 +147,12 @@ def paused_from(policy: Policy, state: State, now: Budget, at: Wall) -> str:
     if unseen:
         why = "" if len(unseen) == len(drops) else f"; {', '.join(unseen)} with no measured pause"
         return f"load_now x {presumed:.3g} ({origin}; {', '.join(drops)} pause{why})"
-    told = [
+    measured = [
         f"{name} {percent(drop.before)} -> {percent(drop.after)} on {day(at(drop.at_s))}"
         for name, drop in drops.items()
         if drop is not None
     ]
-    return f"measured drop of {'; '.join(told)}"
+    return f"measured drop of {'; '.join(measured)}"
 
 
 OWN_WORDS: Final = {
@@ -184,7 +188,7 @@ def checkpoint_from(policy: Policy, learned: Learned, trainer: Trainer) -> str:
     if known and trainer.checkpoint_s == needs.q95(known):
         return f"q95 of {len(known)} measured"
     few = f", more than {len(known)} measured" if known else ""
-    if trainer.told_s is not None:
+    if trainer.reported_s is not None:
         return f"reported by the trainer{few}"
     if any(t.name == trainer.name for t in policy.trainers):
         return f"settings: checkpoint_s, else twice size over bandwidth{few}"
@@ -250,7 +254,7 @@ def _share(name: str, value: float | None, source: str) -> Term:
     return Term(name=name, value=_round(value), unit="share", source=source)
 
 
-def _told(reading: Reading | None, field: str) -> str:
+def _reported_by(reading: Reading | None, field: str) -> str:
     """Name the object of the protocol of a field, if the source reports it."""
     if reading is None:
         return "not reported yet"
@@ -261,15 +265,15 @@ def _told(reading: Reading | None, field: str) -> str:
 def _mean(state: State, of: Callable[[Battery], float | None]) -> str:
     """Name the value of each of several UPSes, of which a term is the mean."""
     shares = [(each.ups, of(each.battery)) for each in state.upses]
-    told = ", ".join(f"{ups} {'?' if share is None else percent(share)}" for ups, share in shares)
-    return f"mean by power supplies: {told}"
+    reports = ", ".join(f"{ups} {'?' if share is None else percent(share)}" for ups, share in shares)
+    return f"mean by power supplies: {reports}"
 
 
 def _loads(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, ...]:
     reading = state.feed.reading
     by_watts = reading is not None and reading.load_pct is None and reading.watts is not None
-    told = _told(reading, "watts" if by_watts else "load_pct") + (" / rating_w" if by_watts else "")
-    source_now = f"{told}, averaged" if state.battery.load is not None else "not reported: counted as full"
+    source = _reported_by(reading, "watts" if by_watts else "load_pct") + (" / rating_w" if by_watts else "")
+    source_now = f"{source}, averaged" if state.battery.load is not None else "not reported: counted as full"
     if policy.feeds:
         source_now = _mean(state, lambda battery: battery.load)
     own = () if now.own is None else (_share("load_own", now.own.load, own_from(now.own, now.now_s)),)
@@ -283,7 +287,7 @@ def _loads(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, .
 def _energy(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, ...]:
     reading, battery = state.feed.reading, state.battery
     health = health_view(policy, state, now.now_s, at).because
-    charge, runtime = (_told(reading, field) for field in ("charge_pct", "runtime_s"))
+    charge, runtime = (_reported_by(reading, field) for field in ("charge_pct", "runtime_s"))
     left = "the smallest of the three"
     if policy.feeds:
         charge = runtime = "each UPS has its own"

@@ -55,10 +55,10 @@ class FoundPolicy:
         self._known = found
         if self._path is None or found is self._on_disk:
             return
-        told = json.dumps({"schema_version": 1, "policy": found.value}).encode() + b"\n"
+        content = json.dumps({"schema_version": 1, "policy": found.value}).encode() + b"\n"
         try:
             async with asyncio.timeout(_LIMIT_S):
-                await asyncio.to_thread(replace_file, self._path, told)
+                await asyncio.to_thread(replace_file, self._path, content)
             self._on_disk = found
         except OSError as error:  # of which TimeoutError is one
             self._doubt("bmc_policy_unwritten", error)
@@ -71,10 +71,10 @@ class FoundPolicy:
 def _read(path: Path) -> PowerRestorePolicy | None:
     try:
         with path.open("rb") as file:
-            told = json.loads(file.read(_MAX_BYTES))
+            record = json.loads(file.read(_MAX_BYTES))
     except FileNotFoundError:
         return None
-    return PowerRestorePolicy(told["policy"])
+    return PowerRestorePolicy(record["policy"])
 
 
 __all__ = ["BACK_OFF_S", "WORKER", "BmcEffector", "BmcError", "Failure", "Probe"]
@@ -117,7 +117,7 @@ class BmcEffector:
         self._clock = clock
         self._limit_s = limit_s
         self._found = FoundPolicy(folder)
-        self._tells: Engine | None = None
+        self._watts_engine: Engine | None = None
 
     async def carry_out(self, action: Action) -> Detail:
         """Ensure or put back a policy, by reading back. Raises BmcError unless what was read is what was asked for.
@@ -148,22 +148,22 @@ class BmcEffector:
             hasten(self._refusals)
         ask = _able if bracket and not action.outage else _look if self._options.policy == "observe" else _ensure
         try:
-            engine, told, earlier = await self._first(ask, limit_s)
+            engine, ensured, earlier = await self._first(ask, limit_s)
         except BmcError as error:
             if bracket and action.outage:
                 detail = error.detail + _restore(await self._found.read())
                 raise BmcError(str(error), error.failure, detail=detail) from error
             raise
-        status = told.after
+        status = ensured.after
         if self._options.policy == "observe" and status.policy is not PowerRestorePolicy.ALWAYS_ON:
             why = f"{engine.where}: power restore policy is {status.policy}, so this host stays off when power returns"
             right = "set it to always-on, or set bmc.policy: ensure (it is observe)"
             msg = f"{why}; {'in mode rehearse or armed the daemon sets it to always-on' if self._dry_run else right}"
             raise BmcError(msg).having_read(status.policy)
-        detail = self._detail(engine, told, earlier, began_s)
+        detail = self._detail(engine, ensured, earlier, began_s)
         if bracket and action.outage:
             # If it is set already, an engine that failed may have set it, or a daemon that was killed after that.
-            detail += _restore(told.before.policy if told.changed else await self._found.read())
+            detail += _restore(ensured.before.policy if ensured.changed else await self._found.read())
         elif bracket:
             await self._found.write(status.policy)
         if not action.outage and (watts := await self._watts(engine, limit_s - (self._clock() - began_s))) is not None:
@@ -179,21 +179,21 @@ class BmcEffector:
             )
             raise BmcError(msg, Failure.SETTINGS, harmless=True)
         wanted = _of_word(action.policy)
-        engine, told, earlier = await self._first(lambda engine, by_s: engine.put_back(wanted, by_s), limit_s)
-        found = told.after.policy
-        if told.changed and found is not wanted:
+        engine, ensured, earlier = await self._first(lambda engine, by_s: engine.put_back(wanted, by_s), limit_s)
+        found = ensured.after.policy
+        if ensured.changed and found is not wanted:
             msg = f"{engine.where}: {wanted} was put back, but it reads {found}"
             raise BmcError(msg, Failure.MISMATCH)
-        return self._detail(engine, told, earlier, began_s)
+        return self._detail(engine, ensured, earlier, began_s)
 
-    def _detail(self, engine: Engine, told: Ensured, earlier: tuple[str, ...], began_s: float) -> Detail:
-        status = told.after
+    def _detail(self, engine: Engine, ensured: Ensured, earlier: tuple[str, ...], began_s: float) -> Detail:
+        status = ensured.after
         more: Detail = (("earlier", "; ".join(earlier)),) if earlier else ()
         return (
             ("policy", status.policy.value),
             ("verified", True),
-            ("before", told.before.policy.value),
-            ("changed", told.changed),
+            ("before", ensured.before.policy.value),
+            ("changed", ensured.changed),
             ("power_on", status.power_on),
             ("ac_failed", status.ac_failed),
             ("engine", engine.kind),
@@ -204,12 +204,12 @@ class BmcEffector:
     async def power_watts(self, limit_s: float) -> float | None:
         """The host's power draw, as its BMC measures it; None if unknown. Never raises: it is optional."""
         # The engine that answered last has all the time: a BMC that takes 4 s to answer is no reason to pass it over.
-        asked = self._engines if self._tells is None else (self._tells,)
-        self._tells = None
-        for engine in asked:
-            watts = await self._watts(engine, limit_s / len(asked))
+        engines = self._engines if self._watts_engine is None else (self._watts_engine,)
+        self._watts_engine = None
+        for engine in engines:
+            watts = await self._watts(engine, limit_s / len(engines))
             if watts is not None:
-                self._tells = engine
+                self._watts_engine = engine
                 return watts
         return None
 
@@ -263,18 +263,18 @@ class BmcEffector:
                 failed.append(BmcError(f"{engine.where}: not asked, because no time was left", Failure.TIMEOUT))
                 continue
             try:
-                told = await ask(engine, now_s + (by_s - now_s) / (len(self._engines) - number))
+                result = await ask(engine, now_s + (by_s - now_s) / (len(self._engines) - number))
             except BmcError as error:
                 failed.append(error)
             else:
-                return engine, told, self._told(failed)
+                return engine, result, self._reasons(failed)
         if len(failed) == 1:
             raise failed[0]
-        msg = f"no engine could verify it: {'; '.join(self._told(failed))}"
+        msg = f"no engine could verify it: {'; '.join(self._reasons(failed))}"
         read = next((error.detail for error in failed if error.detail), ())
         raise BmcError(msg, failed[-1].failure, detail=read)
 
-    def _told(self, failed: list[BmcError]) -> tuple[str, ...]:
+    def _reasons(self, failed: list[BmcError]) -> tuple[str, ...]:
         return tuple(f"{engine.kind}: {error}" for engine, error in zip(self._engines, failed, strict=False))
 
 

@@ -121,7 +121,7 @@ class Engine(Protocol):
         ...
 
 
-class AskedEngine(ABC):
+class ProcessEngine(ABC):
     """An engine that asks a process of its own, the worker or the root helper, by the same words."""
 
     @property
@@ -138,11 +138,11 @@ class AskedEngine(ABC):
         """Return what was seen, with what is to be done about it."""
 
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
-        told = await self._ask("ensure", by_s, ensured)
-        if told.after.policy is not wanted:
-            error = self._error(Failure.MISMATCH, f"reads {told.after.policy}, but {wanted} was set")
-            raise error.having_read(told.after.policy)
-        return told
+        result = await self._ask("ensure", by_s, ensured)
+        if result.after.policy is not wanted:
+            error = self._error(Failure.MISMATCH, f"reads {result.after.policy}, but {wanted} was set")
+            raise error.having_read(result.after.policy)
+        return result
 
     async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
         return await self._ask("restore", by_s, ensured, policy=wanted.value)
@@ -276,51 +276,53 @@ class Login:
         return hashlib.sha256(self.user.encode() + b"\0" + password).digest()
 
 
-def status(told: Mapping[str, Any], key: str = "status") -> ChassisStatus:
+def status(answer: Mapping[str, Any], key: str = "status") -> ChassisStatus:
     """Chassis status of an answer. Raises ReplyError where there is none."""
-    return ChassisStatus.decode(_data(told.get(key)) or b"")
+    return ChassisStatus.decode(_data(answer.get(key)) or b"")
 
 
-def ensured(told: Mapping[str, Any]) -> Ensured:
+def ensured(answer: Mapping[str, Any]) -> Ensured:
     """The policy that was set and read back. Raises ReplyError."""
-    return Ensured(before=status(told, "before"), after=status(told, "after"), changed=told.get("changed") is True)
+    return Ensured(
+        before=status(answer, "before"), after=status(answer, "after"), changed=answer.get("changed") is True
+    )
 
 
-def probe(told: Mapping[str, Any]) -> Probe:
+def probe(answer: Mapping[str, Any]) -> Probe:
     """Facts about the BMC. Raises ReplyError if there is no status."""
-    support, cause = _data(told.get("support")), _data(told.get("cause"))
+    support, cause = _data(answer.get("support")), _data(answer.get("cause"))
     return Probe(
-        status=status(told),
+        status=status(answer),
         supported=None if support is None else decode_support(support),
         restart_cause=None if cause is None else decode_restart_cause(cause),
     )
 
 
-def watts(told: Mapping[str, Any]) -> float | None:
+def watts(answer: Mapping[str, Any]) -> float | None:
     """Watts of an answer, as the worker or the helper has decoded them; None where it has none."""
-    power_watts = told.get("power_watts")
+    power_watts = answer.get("power_watts")
     return float(power_watts) if isinstance(power_watts, int | float) and power_watts > 0 else None
 
 
-def timer(told: Mapping[str, Any]) -> Timer:
+def timer(answer: Mapping[str, Any]) -> Timer:
     """The watchdog timer of an answer. Raises ReplyError where there is none."""
-    return Timer.decode(_data(told.get("timer")) or b"")
+    return Timer.decode(_data(answer.get("timer")) or b"")
 
 
-def watch(told: Mapping[str, Any]) -> WatchdogStatus:
+def watch(answer: Mapping[str, Any]) -> WatchdogStatus:
     """The watchdog timer and related facts. Raises ReplyError if there is no timer."""
-    device, cause = _data(told.get("device")), _data(told.get("cause"))
+    device, cause = _data(answer.get("device")), _data(answer.get("cause"))
     return WatchdogStatus(
-        timer=timer(told),
+        timer=timer(answer),
         device=None if device is None else Device.decode(device),
         restart_cause=None if cause is None else decode_restart_cause(cause),
-        kernel_driver=told.get("kernel_driver") is True,
+        kernel_driver=answer.get("kernel_driver") is True,
     )
 
 
-def _data(told: object) -> bytes | None:
+def _data(value: object) -> bytes | None:
     """Bytes of an answer's hex field; None when it is absent or not hex."""
     try:
-        return bytes.fromhex(told) if isinstance(told, str) else None
+        return bytes.fromhex(value) if isinstance(value, str) else None
     except ValueError:
         return None

@@ -38,7 +38,7 @@ CIPHER_17: Final = (3, 4, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Openness:
+class AnonymousAccess:
     """The BMC's answers without a login; None if it did not answer.
 
     cipher_0: a session without any authentication is opened. cipher_17: one with SHA-256 is.
@@ -83,18 +83,18 @@ def login_status(packet: bytes) -> int | None:
     return message[9]
 
 
-async def look(host: str, port: int) -> Openness:
+async def look(host: str, port: int) -> AnonymousAccess:
     """Ask a BMC; 1.6 s at most, and the look-up of a name. Raises a group of OSError if no packet can be sent."""
     async with asyncio.TaskGroup() as group:
         cipher_0 = group.create_task(_opens(host, port, CIPHER_0))
         cipher_17 = group.create_task(_opens(host, port, CIPHER_17))
         capabilities = group.create_task(_ask(host, port, ask_capabilities(), login_status))
-    told = capabilities.result()
-    return Openness(
+    login_bits = capabilities.result()
+    return AnonymousAccess(
         cipher_0=cipher_0.result(),
         cipher_17=cipher_17.result(),
-        anonymous=None if told is None else bool(told & 0x01),
-        null_user=None if told is None else bool(told & 0x02),
+        anonymous=None if login_bits is None else bool(login_bits & 0x01),
+        null_user=None if login_bits is None else bool(login_bits & 0x02),
     )
 
 
@@ -129,17 +129,17 @@ class _Listener(asyncio.DatagramProtocol):
         self._answer = answer
 
     def datagram_received(self, data: bytes, addr: object) -> None:  # noqa: ARG002 - the socket is connected
-        told = self._read(data)
-        if told is not None and not self._answer.done():
-            self._answer.set_result(told)
+        answer = self._read(data)
+        if answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
 
     def error_received(self, exc: Exception) -> None:
         """The port is closed (ICMP): the same as silence, which the login reports sooner."""
 
 
-def _checksum(told: bytes) -> bytes:
+def _checksum(data: bytes) -> bytes:
     """Two's complement of the sum (section 13.8)."""
-    return bytes([-sum(told) & 0xFF])
+    return bytes([-sum(data) & 0xFF])
 
 
 LIMIT_S: Final = 5.0
@@ -175,7 +175,7 @@ async def findings(
     try:
         openness = await look(options.host, options.port)
     except* OSError:  # no route, no name: the probe has reported it if it matters
-        openness = Openness(cipher_0=None, cipher_17=None, anonymous=None, null_user=None)
+        openness = AnonymousAccess(cipher_0=None, cipher_17=None, anonymous=None, null_user=None)
     is_silent = openness.cipher_0 is None and openness.anonymous is None
     level = await bmc.account_level(limit_s) if answered and not is_silent else None
     return [*found, *_security(openness, level, options)]
@@ -185,14 +185,14 @@ async def _watchdog(options: BmcOptions, folder: Path, limit_s: float) -> Findin
     """Could its watchdog be armed, and has a drill shown that it works here?"""
     method = WatchdogEffector(options, DrillFile(folder), limit_s=limit_s)
     try:
-        told = dict(
+        detail = dict(
             await method.carry_out(
                 CheckPowerOn(id="doctor", by_s=boottime_s() + limit_s, method=PowerOnMethod.WATCHDOG)
             )
         )
     except EffectorError as error:
         return Finding("bmc.watchdog", "WARN", f"blocked: {error}", _GUIDE)
-    return Finding("bmc.watchdog", "PASS", f"drilled on this board ({told['board']}), and free: armed in an outage")
+    return Finding("bmc.watchdog", "PASS", f"drilled on this board ({detail['board']}), and free: armed in an outage")
 
 
 def _policy(seen: Probe, options: BmcOptions, watts: float | None) -> Finding:
@@ -216,11 +216,11 @@ def _policy(seen: Probe, options: BmcOptions, watts: float | None) -> Finding:
 def _last(seen: Probe) -> str:
     """The cause of the last power-on, if the BMC reports it."""
     cause = seen.restart_cause
-    told = "" if cause in {None, RestartCause.UNKNOWN} else f"; last powered on by {cause}"
-    return f"{told}; its last power-off was a loss of AC" if seen.status.ac_failed else told
+    text = "" if cause in {None, RestartCause.UNKNOWN} else f"; last powered on by {cause}"
+    return f"{text}; its last power-off was a loss of AC" if seen.status.ac_failed else text
 
 
-def _security(seen: Openness, level: int | None, options: BmcOptions) -> list[Finding]:
+def _security(seen: AnonymousAccess, level: int | None, options: BmcOptions) -> list[Finding]:
     """Does it permit access without a login?"""
     found = []
     if seen.cipher_0:

@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, Self
 from powerguard.clock import boottime_s
 from powerguard.effectors.bmc import ipmi
 from powerguard.effectors.bmc.ipmi import BmcFailure, Command, Exchange, Failure, Pace, PowerRestorePolicy
-from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, by_hand, serve, tell
+from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, by_hand, log_line, serve
 
 DEVICE: Final = "/dev/ipmi0"
 
@@ -150,25 +150,25 @@ class IpmiDevice:
             raise BmcFailure(Failure.TIMEOUT, f"{self._path}: the BMC does not answer {command.name}")
         data, address = ctypes.create_string_buffer(_ANSWER_BYTES), ctypes.create_string_buffer(40)
         message = _Message(0, 0, _ANSWER_BYTES, ctypes.addressof(data))
-        told = _Received(0, ctypes.addressof(address), ctypes.sizeof(address), 0, message)
+        received = _Received(0, ctypes.addressof(address), ctypes.sizeof(address), 0, message)
         try:
-            self._call(_RECEIVE_MSG_TRUNC, told)
+            self._call(_RECEIVE_MSG_TRUNC, received)
         except OSError as error:
             if error.errno in {errno.EAGAIN, errno.EINTR}:
                 return None
             if error.errno != errno.EMSGSIZE:  # a message that is too long is cut, and is still an answer
                 raise _cannot(self._path, error) from None
-        its = told.msg
-        same = (told.msgid, its.netfn, its.cmd) == (self._asked, command.netfn | 1, command.number)
-        if told.recv_type != _RESPONSE or not same:
+        reply = received.msg
+        same = (received.msgid, reply.netfn, reply.cmd) == (self._asked, command.netfn | 1, command.number)
+        if received.recv_type != _RESPONSE or not same:
             return None
-        answer = data.raw[: min(its.data_len, _ANSWER_BYTES)]
+        answer = data.raw[: min(reply.data_len, _ANSWER_BYTES)]
         if not answer:
             raise BmcFailure(Failure.PROTOCOL, f"{self._path}: {command.name} was answered without a completion code")
         return answer[0], answer[1:]
 
-    def _call(self, number: int, told: Any) -> None:  # noqa: ANN401 - any of the structures above
-        fcntl.ioctl(self._descriptor, number, told, True)
+    def _call(self, number: int, argument: Any) -> None:  # noqa: ANN401 - any of the structures above
+        fcntl.ioctl(self._descriptor, number, argument, True)
 
 
 def _may_pass(command: Command) -> bool:
@@ -234,24 +234,24 @@ def carry_out(path: str, word: IpmiRequest, modules: str = MODULES) -> Answer:
         _refuse_under_test(path)
         with IpmiDevice(path, by_s) as device:
             exchange = Exchange(device.send, Pace(clock=boottime_s, sleep=time.sleep, by_s=by_s))
-            told = _ask(exchange, word) if word.name not in _OF_TIMER else _ask_timer(exchange, word, modules)
+            result = _ask(exchange, word) if word.name not in _OF_TIMER else _ask_timer(exchange, word, modules)
     except BmcFailure as failed:
-        tell(4, f"{word.name}: {failed}")
+        log_line(4, f"{word.name}: {failed}")
         return answer | {"failure": failed.failure, "text": str(failed)}
-    if told.get("changed"):
-        tell(5, _done(word, told))
-    return answer | {key: value.hex() if isinstance(value, bytes) else value for key, value in told.items()}
+    if result.get("changed"):
+        log_line(5, _done(word, result))
+    return answer | {key: value.hex() if isinstance(value, bytes) else value for key, value in result.items()}
 
 
-def _done(word: IpmiRequest, told: Mapping[str, Any]) -> str:
+def _done(word: IpmiRequest, result: Mapping[str, Any]) -> str:
     """The change that was made, for the log."""
     match word.name:
         case "arm":
-            return f"watchdog armed: power cycle in {word.value} s (reads {told['timer'].hex()})"
+            return f"watchdog armed: power cycle in {word.value} s (reads {result['timer'].hex()})"
         case "disarm":
             return "watchdog stopped"
         case _:
-            return f"power restore policy set to {word.value or 'always-on'} (status was {told['before'].hex()})"
+            return f"power restore policy set to {word.value or 'always-on'} (status was {result['before'].hex()})"
 
 
 def _ask(exchange: Exchange, word: IpmiRequest) -> dict[str, Any]:
@@ -284,20 +284,20 @@ def _ask_timer(exchange: Exchange, word: IpmiRequest, modules: str) -> dict[str,
             return {**ipmi.look(exchange)._asdict(), "kernel_driver": kernel_driver}
 
 
-def checked(told: Mapping[str, object]) -> IpmiRequest:
+def checked(fields: Mapping[str, object]) -> IpmiRequest:
     """Return the word, if it is one. Raises RefusedError."""
-    word, within_s = told.get("word"), told.get("within_s", WITHIN_S)
+    word, within_s = fields.get("word"), fields.get("within_s", WITHIN_S)
     if word not in WORDS or not isinstance(word, str):
         msg = f"unknown word; the words are {', '.join(WORDS)}"
         raise RefusedError(msg)
     takes = _TAKES.get(word)
-    if set(told) - {"word", "within_s", takes}:
+    if set(fields) - {"word", "within_s", takes}:
         msg = f"{word} takes {f'{takes}, ' if takes else ''}within_s and no other key"
         raise RefusedError(msg)
     if isinstance(within_s, bool) or not isinstance(within_s, int | float) or not 0 < within_s <= WITHIN_S:
         msg = f"within_s must be a number above 0, at most {WITHIN_S:g}"
         raise RefusedError(msg)
-    value = None if takes is None else told.get(takes)
+    value = None if takes is None else fields.get(takes)
     if takes == "policy" and value not in _RESTORED:
         msg = f"policy must be {' or '.join(_RESTORED)}, as an outage found it"
         raise RefusedError(msg)
@@ -329,7 +329,7 @@ def listen(server: int, answer: Callable[[Mapping[str, object]], Answer], idle_s
                 try:
                     child = os.fork()
                 except OSError as error:  # the caller gets no answer, and reports it
-                    tell(4, f"cannot start a process for another word: {error.strerror}")
+                    log_line(4, f"cannot start a process for another word: {error.strerror}")
                     continue
                 if child == 0:
                     os.dup2(connection.fileno(), 0)
@@ -351,7 +351,7 @@ def _serve(answer: Callable[[Mapping[str, object]], Answer]) -> int:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one word of the command line and return the exit status: 0 done, 1 not done, 64 usage."""
     if arguments == ["serve"]:
-        return _serve(lambda told: carry_out(DEVICE, checked(told)))
+        return _serve(lambda fields: carry_out(DEVICE, checked(fields)))
     import argparse  # noqa: PLC0415 - 9 ms, not needed when the socket starts it
 
     parser = argparse.ArgumentParser(prog="powerguard-ipmi", description="This host's own BMC, as root.")
@@ -366,10 +366,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return EX_USAGE if end.code else 0
     if args.word == "serve":
-        return _serve(lambda told: carry_out(args.device, checked(told), args.modules))
+        return _serve(lambda fields: carry_out(args.device, checked(fields), args.modules))
     given = {"policy": args.policy, "in_s": args.in_s}
-    told = {"word": args.word, "within_s": args.within_s, **{key: it for key, it in given.items() if it is not None}}
-    return by_hand("powerguard-ipmi", lambda: carry_out(args.device, checked(told), args.modules))
+    fields = {"word": args.word, "within_s": args.within_s, **{key: it for key, it in given.items() if it is not None}}
+    return by_hand("powerguard-ipmi", lambda: carry_out(args.device, checked(fields), args.modules))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 from powerguard.clock import boottime_s
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc import engine
-from powerguard.effectors.bmc.engine import AskedEngine, BmcError, Ensured, WatchdogStatus
+from powerguard.effectors.bmc.engine import BmcError, Ensured, ProcessEngine, WatchdogStatus
 from powerguard.effectors.bmc.ipmi import Failure, PowerRestorePolicy, ReplyError, Timer
 from powerguard.effectors.options import IPMI_SOCKET
 from powerguard.effectors.root_client import RootHelper
@@ -27,7 +27,7 @@ _REMEDIES: Final = {
 }
 
 
-class InbandEngine(AskedEngine):
+class InbandEngine(ProcessEngine):
     """The host's own BMC, asked by a process of root's that takes a few words (`helper.WORDS`)."""
 
     kind = "in-band"
@@ -54,24 +54,24 @@ class InbandEngine(AskedEngine):
 
     async def disarm(self, by_s: float) -> tuple[Timer, bool]:
         """Disarm it; return what was read, and whether it was armed."""
-        return await self._ask("disarm", by_s, lambda told: (engine.timer(told), told.get("changed") is True))
+        return await self._ask("disarm", by_s, lambda answer: (engine.timer(answer), answer.get("changed") is True))
 
     async def _ask(self, word: str, by_s: float, read: Callable[[Mapping[str, Any]], _T], **more: object) -> _T:
         limit_s = max(by_s - boottime_s(), _LEAST_S)
         # The helper refuses longer limits; a short time remains for its answer to arrive.
         within_s = min(max(limit_s - ANSWER_MARGIN_S, limit_s / 2), 5.0)
         try:
-            told = await self._helper.ask({"word": word, "within_s": round(within_s, 3), **more}, limit_s=limit_s)
+            answer = await self._helper.ask({"word": word, "within_s": round(within_s, 3), **more}, limit_s=limit_s)
         except EffectorError as error:
             raise BmcError(str(error), Failure.UNREACHABLE) from None
-        if told.get("failure") is not None:
+        if answer.get("failure") is not None:
             try:
-                failure = Failure(str(told["failure"]))
+                failure = Failure(str(answer["failure"]))
             except ValueError:
                 failure = Failure.PROTOCOL
-            raise self._error(failure, str(told.get("text", ""))[:1000])
+            raise self._error(failure, str(answer.get("text", ""))[:1000])
         try:
-            return read(told)
+            return read(answer)
         except ReplyError as error:
             raise self._error(Failure.PROTOCOL, str(error)) from None
 

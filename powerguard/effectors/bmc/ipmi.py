@@ -497,7 +497,7 @@ _ELAPSED_S: Final = 5.0
 """No conversation takes longer, so a countdown that is more than this below what was set is another one."""
 
 
-class Looked(NamedTuple):
+class TimerRead(NamedTuple):
     """Data of the answers; device, cause: None where the BMC refused the question."""
 
     timer: bytes
@@ -505,10 +505,10 @@ class Looked(NamedTuple):
     cause: bytes | None
 
 
-def look(exchange: Exchange) -> Looked:
+def look(exchange: Exchange) -> TimerRead:
     """Read the timer, who the BMC is, and what powered the host on last. Raises BmcFailure."""
     _timer(data := exchange.ask(GET_WATCHDOG))
-    return Looked(data, exchange.optional(GET_DEVICE_ID), exchange.optional(GET_RESTART_CAUSE))
+    return TimerRead(data, exchange.optional(GET_DEVICE_ID), exchange.optional(GET_RESTART_CAUSE))
 
 
 def arm(exchange: Exchange, in_s: int) -> bytes:
@@ -548,8 +548,10 @@ def _runs(exchange: Exchange, in_s: int) -> bytes:
     counts = read.present_s is None or in_s - _ELAPSED_S <= read.present_s <= in_s + _ROUNDED_S
     if read.is_ours and is_set and counts and (read.running or _falls(exchange, read)):
         return data
-    told = "no countdown" if read.initial_s is None else f"a countdown of {read.initial_s:g} s"
-    raise BmcFailure(Failure.MISMATCH, f"acknowledged a power cycle in {in_s} s, but reads {read.words}, and {told}")
+    countdown = "no countdown" if read.initial_s is None else f"a countdown of {read.initial_s:g} s"
+    raise BmcFailure(
+        Failure.MISMATCH, f"acknowledged a power cycle in {in_s} s, but reads {read.words}, and {countdown}"
+    )
 
 
 def _falls(exchange: Exchange, first: Timer) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.effectors.bmc.engine import AskedEngine, BmcError, Login, Refusals
+from powerguard.effectors.bmc.engine import BmcError, Login, ProcessEngine, Refusals
 from powerguard.effectors.bmc.ipmi import Failure, ReplyError
 from powerguard.effectors.child import Spawn
 from powerguard.effectors.options import BmcOptions
@@ -41,7 +41,7 @@ _REMEDIES: Final = {
 }
 
 
-class LanEngine(AskedEngine):
+class LanEngine(ProcessEngine):
     """IPMI over LAN (RMCP+) through a library that never is in this process."""
 
     kind = "ipmi-lan"
@@ -86,11 +86,11 @@ class LanEngine(AskedEngine):
     async def _operate(self, operation: str, by_s: float, **more: str) -> dict[str, Any]:
         """Run one operation in a worker; returns its answer. Raises BmcError with the whole story in one line."""
         async with self._login.attempt(by_s, self._error) as password:
-            told = await self._run(operation, password, by_s, more)
-            if told["ok"] is True:
+            answer = await self._run(operation, password, by_s, more)
+            if answer["ok"] is True:
                 self._login.accept(password)
-                return told
-            failure, text = told["failure"], told["text"]
+                return answer
+            failure, text = answer["failure"], answer["text"]
             if failure is Failure.AUTH:
                 text = f"login refused ({text}); {self._login.refuse(password)}"
             raise self._error(failure, text)
@@ -116,10 +116,10 @@ class LanEngine(AskedEngine):
         if ended.timed_out:
             raise self._error(Failure.TIMEOUT, f"the IPMI worker was killed at its limit of {limit_s:.1f} s")
         try:
-            told = dict(json.loads(ended.stdout))
-            if told["ok"] is True:
-                return told
-            return {"ok": False, "failure": Failure(told["failure"]), "text": str(told["text"])}
+            answer = dict(json.loads(ended.stdout))
+            if answer["ok"] is True:
+                return answer
+            return {"ok": False, "failure": Failure(answer["failure"]), "text": str(answer["text"])}
         except (ValueError, KeyError, TypeError):
             # stderr is not quoted: a library's last output might hold a secret.
             seen = f"the IPMI worker ended with status {ended.returncode} and no answer"

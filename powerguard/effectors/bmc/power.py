@@ -56,10 +56,10 @@ class RedfishPower(RedfishEngine):
                 raise BmcFailure(Failure.UNSUPPORTED, f"does not offer the action {_RESET}")
             # A missing list (or one in an ActionInfo of its own) permits every value: DSP0266 9.6.
             listed = action.get("ResetType@Redfish.AllowableValues")
-            words = [word for word in _WORDS if not isinstance(listed, list) or word in listed]
-            if not words:
+            values = [word for word in _WORDS if not isinstance(listed, list) or word in listed]
+            if not values:
                 raise BmcFailure(Failure.UNSUPPORTED, f"{_RESET} does not allow {' or '.join(_WORDS)}")
-            await talk.post(link({"@odata.id": action.get("target")}), {"ResetType": words[0]})
+            await talk.post(link({"@odata.id": action.get("target")}), {"ResetType": values[0]})
 
 
 def power_of(

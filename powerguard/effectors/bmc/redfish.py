@@ -60,7 +60,7 @@ class Resource:
 
 
 @dataclass(slots=True)
-class Talk:
+class RedfishRequests:
     """One operation's requests. by_s: of CLOCK_BOOTTIME; the caller holds the operation to it, we only plan by it.
 
     doing: the request that is open. heard: the service has sent any answer. is_in: it has taken the login; accepted is
@@ -105,7 +105,7 @@ class Talk:
             left -= 1
             status, _, body = await self._patient("PATCH", resource.path, change=change, etag=etag)
             if 200 <= status < 300:
-                return _words(body)
+                return _message(body)
             if status not in (412, 428) or not left:
                 raise _refusal(self.doing, status, body)
             fresh = await self.get(resource.path)
@@ -115,9 +115,9 @@ class Talk:
                 etag = etag.removeprefix("W/") if etag is not None and etag.startswith("W/") else None
             resource = fresh
 
-    async def post(self, path: str, told: Mapping[str, Any]) -> None:
+    async def post(self, path: str, parameters: Mapping[str, Any]) -> None:
         """Call an action. Raises BmcFailure. Any 2xx will do: the result is checked afterwards."""
-        status, _, body = await self._patient("POST", path, change=told)
+        status, _, body = await self._patient("POST", path, change=parameters)
         if not 200 <= status < 300:
             raise _refusal(self.doing, status, body)
 
@@ -155,16 +155,16 @@ class Talk:
             headers["Authorization"] = self.authorization
         if etag is not None:
             headers["If-Match"] = etag
-        asked, was_heard = partial(self._answer, method, url, headers, change, login=login), self.heard
+        send, was_heard = partial(self._answer, method, url, headers, change, login=login), self.heard
         try:
             try:
-                return await asked()
+                return await send()
             except _CUT as error:
                 # Some services close the connection after each answer and do not announce it. aiohttp repeats only what
                 # reads; all that we change may be asked for twice.
                 if not was_heard or isinstance(error, aiohttp.ClientConnectorError):
                     raise
-                return await asked()
+                return await send()
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _failure(self.doing, error) from None
 
@@ -198,17 +198,17 @@ def basic(user: str, password: bytes) -> str:
 
 def link(body: Mapping[str, Any], *names: str) -> str:
     """Path that a resource links to by these names. Raises BmcFailure if it is not a path of this service."""
-    told: object = body
+    value: object = body
     for name in (*names, "@odata.id"):
-        told = told.get(name) if isinstance(told, Mapping) else None
-    if not isinstance(told, str) or not _PATH.fullmatch(told):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if not isinstance(value, str) or not _PATH.fullmatch(value):
         raise BmcFailure(Failure.PROTOCOL, f"its {'.'.join(names) or 'member'} does not link to a path under /redfish/")
-    return told
+    return value
 
 
-async def _read(told: aiohttp.ClientResponse) -> bytes:
+async def _read(response: aiohttp.ClientResponse) -> bytes:
     content = b""
-    async for chunk in told.content.iter_chunked(65536):
+    async for chunk in response.content.iter_chunked(65536):
         content += chunk
         if len(content) > MAX_BODY_BYTES:
             raise BmcFailure(Failure.PROTOCOL, f"an answer is longer than {MAX_BODY_BYTES} bytes")
@@ -217,16 +217,16 @@ async def _read(told: aiohttp.ClientResponse) -> bytes:
 
 def _object(content: bytes) -> dict[str, Any] | None:
     try:
-        told = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def _retry_after_s(told: str | None) -> float:
+def _retry_after_s(header: str | None) -> float:
     """Seconds to wait; for a date or a missing value as long as for IPMI's "busy"."""
-    if told is not None and told.isascii() and told.isdecimal() and len(told) < 6:
-        return min(max(float(told), BUSY_PAUSE_S), _MAX_RETRY_AFTER_S)
+    if header is not None and header.isascii() and header.isdecimal() and len(header) < 6:
+        return min(max(float(header), BUSY_PAUSE_S), _MAX_RETRY_AFTER_S)
     return BUSY_PAUSE_S
 
 
@@ -248,19 +248,19 @@ def _refusal(doing: str, status: int, body: Mapping[str, Any] | None) -> BmcFail
     failure, meaning = _MEANINGS.get(status, (Failure.PROTOCOL, "was answered with an unexpected status"))
     if 300 <= status < 400:
         meaning = "redirects, which is not followed"
-    words = _words(body)
-    return BmcFailure(failure, f"{doing}: {meaning} (HTTP {status}{f': {words}' if words else ''})")
+    message = _message(body)
+    return BmcFailure(failure, f"{doing}: {meaning} (HTTP {status}{f': {message}' if message else ''})")
 
 
-def _words(body: Mapping[str, Any] | None) -> str:
+def _message(body: Mapping[str, Any] | None) -> str:
     """The service's words on a request or a property (DSP0266 8.6), shortened and without control characters."""
     body = body or {}
     error = body.get("error")
     error = error if isinstance(error, Mapping) else {}
     more = (error.get(_MORE), *(value for name, value in body.items() if name.endswith(_MORE)))
     first = next((each[0] for each in more if isinstance(each, list) and each and isinstance(each[0], Mapping)), {})
-    told = first.get("Message") or first.get("MessageId") or error.get("message")
-    return "".join(c if c.isprintable() else " " for c in told[:160]).strip() if isinstance(told, str) else ""
+    message = first.get("Message") or first.get("MessageId") or error.get("message")
+    return "".join(c if c.isprintable() else " " for c in message[:160]).strip() if isinstance(message, str) else ""
 
 
 def _failure(doing: str, error: Exception) -> BmcFailure:
@@ -302,7 +302,7 @@ _REMEDIES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class PolicyProperty:
     """A property of a ComputerSystem that holds the policy. path: names from the outermost in."""
 
     path: tuple[str, ...]
@@ -315,22 +315,22 @@ class Knob:
 
     def word(self, system: Mapping[str, Any]) -> object:
         """The value; None if it is absent."""
-        told: object = system
+        value: object = system
         for name in self.path:
-            told = told.get(name) if isinstance(told, Mapping) else None
-        return told
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
 
     def policy(self, system: Mapping[str, Any]) -> PowerRestorePolicy:
         """The policy, in our words."""
         word = self.word(system)
-        return next((policy for policy, told in self.words.items() if told == word), PowerRestorePolicy.UNKNOWN)
+        return next((policy for policy, value in self.words.items() if value == word), PowerRestorePolicy.UNKNOWN)
 
     def change(self, wanted: PowerRestorePolicy) -> dict[str, Any]:
         """Body of a PATCH."""
-        told: Any = self.words[wanted]
+        body: Any = self.words[wanted]
         for name in reversed(self.path):
-            told = {name: told}
-        return dict(told)
+            body = {name: body}
+        return dict(body)
 
     def supported(self, system: Mapping[str, Any]) -> frozenset[PowerRestorePolicy]:
         """Values it can be set to: those that the service lists (DSP0266 9.5.2), else all that the schema knows."""
@@ -338,16 +338,16 @@ class Knob:
         for name in self.path[:-1]:
             outer = outer.get(name) if isinstance(outer, Mapping) else None
         listed = outer.get(f"{self.path[-1]}@Redfish.AllowableValues") if isinstance(outer, Mapping) else None
-        words = listed if isinstance(listed, list) else list(self.words.values())
-        return frozenset(policy for policy, word in self.words.items() if word in words)
+        values = listed if isinstance(listed, list) else list(self.words.values())
+        return frozenset(policy for policy, word in self.words.items() if word in values)
 
 
 _ON, _OFF, _LAST = PowerRestorePolicy.ALWAYS_ON, PowerRestorePolicy.ALWAYS_OFF, PowerRestorePolicy.LAST_STATE
 KNOBS: Final = (
-    Knob(("PowerRestorePolicy",), {_ON: "AlwaysOn", _OFF: "AlwaysOff", _LAST: "LastState"}),
+    PolicyProperty(("PowerRestorePolicy",), {_ON: "AlwaysOn", _OFF: "AlwaysOff", _LAST: "LastState"}),
     # HPE iLO 5 and 6, iLO 4 (their references of ComputerSystem, and recorded services).
     *(
-        Knob(("Oem", vendor, "PowerAutoOn"), {_ON: "PowerOn", _OFF: "RemainOff", _LAST: "Restore"})
+        PolicyProperty(("Oem", vendor, "PowerAutoOn"), {_ON: "PowerOn", _OFF: "RemainOff", _LAST: "Restore"})
         for vendor in ("Hpe", "Hp")
     ),
 )
@@ -372,7 +372,7 @@ class _Seen:
     """A system as read. knob: None if it has none of them; then `bios` says what was read instead, or why not."""
 
     system: Resource
-    knob: Knob | None
+    knob: PolicyProperty | None
     policy: PowerRestorePolicy
     bios: str = ""
 
@@ -420,15 +420,15 @@ class RedfishEngine:
             if not isinstance(chassis, list) or len(chassis) != 1 or not isinstance(chassis[0], Mapping):
                 return None
             body = (await talk.get(link(chassis[0]))).body
-            told: float | None = None
+            watts: float | None = None
             if "EnvironmentMetrics" in body:
                 try:
                     metrics = await talk.get(link(body, "EnvironmentMetrics"))
-                    told = _reading(metrics.body, "PowerWatts", "Reading")
+                    watts = _reading(metrics.body, "PowerWatts", "Reading")
                 except BmcFailure:  # some services link to one that needs a license, or that is not there
-                    told = None
-            if told is not None or "Power" not in body:
-                return told
+                    watts = None
+            if watts is not None or "Power" not in body:
+                return watts
             controls = (await talk.get(link(body, "Power"))).body.get("PowerControl")
             first = controls[0] if isinstance(controls, list) and controls else None
             return _reading({"first": first}, "first", "PowerConsumedWatts")
@@ -444,7 +444,7 @@ class RedfishEngine:
                 raise seen.unsupported()
             if wanted not in knob.supported(seen.system.body):
                 raise BmcFailure(Failure.UNSUPPORTED, f"{knob.name} cannot be set to {knob.words[wanted]}")
-            said = await talk.patch(seen.system, knob.change(wanted))
+            message = await talk.patch(seen.system, knob.change(wanted))
             waited_s, found = 0.0, PowerRestorePolicy.UNKNOWN
             for at_s in READ_BACK_S:
                 if at_s and not await talk.pause(at_s - waited_s):
@@ -455,7 +455,7 @@ class RedfishEngine:
                 if found is wanted:
                     return Ensured(before=before, after=seen.status(), changed=True)
             text = f"acknowledged {wanted} but still reads {found} {waited_s:g} s later"
-            text += f" (it said: {said})" if said else ""
+            text += f" (it said: {message})" if message else ""
             raise self._error(Failure.MISMATCH, text).having_read(found)
 
     async def status(self, by_s: float) -> ChassisStatus:
@@ -477,7 +477,7 @@ class RedfishEngine:
     def _error(self, failure: Failure, seen: str) -> BmcError:
         return BmcError(f"{self.where}: {seen}; {_REMEDIES[failure]}", failure)
 
-    async def _look(self, talk: Talk) -> _Seen:
+    async def _look(self, talk: RedfishRequests) -> _Seen:
         """Read the policy; of a BIOS only if there is no other source."""
         seen = _seen(await self._system(talk))
         if seen.knob is not None or "Bios" not in seen.system.body:
@@ -488,7 +488,7 @@ class RedfishEngine:
             return _Seen(seen.system, None, seen.policy, str(refused))
         return _with_bios(seen, bios.body)
 
-    async def _system(self, talk: Talk) -> Resource:
+    async def _system(self, talk: RedfishRequests) -> Resource:
         """Find the one system that is ours, and read it.
 
         Where it was found is kept: some services take a second for each answer, and an outage leaves five for all.
@@ -507,8 +507,8 @@ class RedfishEngine:
     def _chosen(self, systems: Resource) -> str:
         """Path of the one system, or of the one that the settings name: never guessed. Raises BmcFailure."""
         members = systems.body.get("Members")
-        told = [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
-        paths = [link(each) for each in told[:MAX_SYSTEMS]]
+        entries = [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
+        paths = [link(each) for each in entries[:MAX_SYSTEMS]]
         names = {path.rstrip("/").rpartition("/")[2]: path for path in paths}
         known = ", ".join([*names][:8]) or "none"
         # One of a list that goes on elsewhere (DSP0266 7.5.2) is not the only one.
@@ -526,9 +526,9 @@ class RedfishEngine:
         raise BmcFailure(Failure.SETTINGS, f"has several systems: set bmc.system to one of {known}")
 
     @asynccontextmanager
-    async def _talk(self, by_s: float) -> AsyncIterator[Talk]:
+    async def _talk(self, by_s: float) -> AsyncIterator[RedfishRequests]:
         """Hold one operation to its deadline. Every failure becomes a BmcError."""
-        talk: Talk | None = None
+        talk: RedfishRequests | None = None
         async with self._login.attempt(by_s, self._error) as password:
             try:
                 async with asyncio.timeout(max(by_s - boottime_s(), 0.0)):
@@ -548,8 +548,8 @@ class RedfishEngine:
                     text += f"; {self._login.refuse(password)}"
                 raise self._error(failed.failure, text) from None
 
-    def _begin(self, open_session: aiohttp.ClientSession, password: bytes, by_s: float) -> Talk:
-        return Talk(
+    def _begin(self, open_session: aiohttp.ClientSession, password: bytes, by_s: float) -> RedfishRequests:
+        return RedfishRequests(
             open_session,
             self._host,
             self._options.https_port,
@@ -571,9 +571,11 @@ class RedfishEngine:
 def _reading(body: Mapping[str, Any], outer: str, name: str) -> float | None:
     """Watts of a property (DSP0268: EnvironmentMetrics.PowerWatts.Reading, Power.PowerControl.PowerConsumedWatts)."""
     within = body.get(outer)
-    told = within.get(name) if isinstance(within, Mapping) else None
+    value = within.get(name) if isinstance(within, Mapping) else None
     # A host that answers draws something: services write 0 where they have not measured yet.
-    return float(told) if isinstance(told, int | float) and 0 < told < _MAX_W and not isinstance(told, bool) else None
+    return (
+        float(value) if isinstance(value, int | float) and 0 < value < _MAX_W and not isinstance(value, bool) else None
+    )
 
 
 def _seen(system: Resource) -> _Seen:
@@ -595,5 +597,5 @@ def _with_bios(seen: _Seen, bios: Mapping[str, Any]) -> _Seen:
     return found
 
 
-def _letters(told: str) -> str:
-    return "".join(c for c in told.lower() if "a" <= c <= "z")
+def _letters(text: str) -> str:
+    return "".join(c for c in text.lower() if "a" <= c <= "z")

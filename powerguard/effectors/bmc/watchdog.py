@@ -97,13 +97,13 @@ class DrillFile:
         if self._known is None:
             try:
                 with self.path.open("rb") as file:
-                    told = file.read(_MAX_BYTES)
+                    content = file.read(_MAX_BYTES)
             except FileNotFoundError:
                 return None
             except OSError as error:
                 msg = f"{self.path}: cannot be read: {error.strerror} (it is the daemon's own: ls -l {self.path})"
                 raise DrillFileError(msg) from None
-            self._known = self._decoded(told)
+            self._known = self._decoded(content)
         return self._known
 
     def store(self, drill: DrillRecord) -> None:
@@ -116,9 +116,9 @@ class DrillFile:
             raise DrillFileError(msg) from None
         self._known = drill
 
-    def _decoded(self, told: bytes) -> DrillRecord:
+    def _decoded(self, content: bytes) -> DrillRecord:
         try:
-            plain = json.loads(told)
+            plain = json.loads(content)
             version, board = plain.pop("schema_version"), Board(**plain.pop("board"))
             drill = DrillRecord(board=board, **plain)
             _check(drill, version)
@@ -274,8 +274,8 @@ class WatchdogEffector:
         if drill.state == "failed":
             msg = f"its drill failed: {drill.because}"
             raise EffectorError(msg)
-        if told := drill.board.unlike(self.board(seen)):
-            msg = f"drilled on another board or firmware ({told}): drill again ({DRILL})"
+        if difference := drill.board.unlike(self.board(seen)):
+            msg = f"drilled on another board or firmware ({difference}): drill again ({DRILL})"
             raise EffectorError(msg)
         return drill
 

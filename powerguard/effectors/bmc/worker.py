@@ -59,15 +59,15 @@ class WorkerRequest:
     @classmethod
     def read(cls, text: bytes) -> "WorkerRequest":
         """Decode a request. Raises ValueError, KeyError or TypeError."""
-        told = json.loads(text)
+        fields = json.loads(text)
         return cls(
-            operation=str(told["operation"]),
-            host=str(told["host"]),
-            port=int(told["port"]),
-            by_s=float(told["by_s"]),
-            user=base64.b64decode(told["user"]),
-            password=base64.b64decode(told["password"]),
-            policy=str(told.get("policy", "")),
+            operation=str(fields["operation"]),
+            host=str(fields["host"]),
+            port=int(fields["port"]),
+            by_s=float(fields["by_s"]),
+            user=base64.b64decode(fields["user"]),
+            password=base64.b64decode(fields["password"]),
+            policy=str(fields.get("policy", "")),
         )
 
 
@@ -232,8 +232,8 @@ class Worker:
             answer = {"level": exchange.account_level(request.user)}
         else:
             self.fail(Failure.PROTOCOL, f"unknown operation {request.operation!r}")
-        told = {key: value.hex() if isinstance(value, bytes) else value for key, value in answer.items()}
-        self.answer({"ok": True} | told)
+        encoded = {key: value.hex() if isinstance(value, bytes) else value for key, value in answer.items()}
+        self.answer({"ok": True} | encoded)
         session.close()  # frees the BMC's session slot; the answer is out, whatever comes of it
         os._exit(0)
 

@@ -89,8 +89,8 @@ def _detail(answer: dict[str, Any], good: set[str]) -> Detail:
     )
 
 
-def _number(told: object) -> float:
-    return float(told) if isinstance(told, int | float) and math.isfinite(told) else 0.0
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
 # --- For doctor: would a cap work, how far, and would the limits be restored? -----------------------------------------
@@ -167,8 +167,8 @@ def _capped_w(gpu: dict[str, Any], share: float) -> float:
 
 
 def _watts(gpu: dict[str, Any], key: str) -> float:
-    told = gpu.get(key)
-    return float(told) if isinstance(told, int | float) else 0.0
+    value = gpu.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _named(gpus: Sequence[dict[str, Any]]) -> str:

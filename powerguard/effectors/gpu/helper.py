@@ -32,15 +32,15 @@ from powerguard.effectors.gpu.nvml import SAME_MW, Gpu, GpuHealth, Nvml, NvmlErr
 from powerguard.effectors.root_helper import (
     EX_USAGE,
     Answer,
+    BootFolder,
     KeptError,
-    KeptFolder,
     RefusedError,
     by_hand,
+    log_line,
     past_s,
     refuse_under_test,
     seconds,
     serve,
-    tell,
     wait_until_due,
 )
 
@@ -97,7 +97,7 @@ class KeptLimits:
         return max(self.capped_s, held_s) + lease_s
 
 
-class GpuFolder(KeptFolder):
+class GpuFolder(BootFolder):
     """The helper's own folder: /run/powerguard-gpu, or a test's."""
 
     def __init__(self, path: Path) -> None:
@@ -106,9 +106,9 @@ class GpuFolder(KeptFolder):
 
     def read(self) -> KeptLimits | None:
         """The limits on file; None if there are none. Raises KeptError."""
-        told = self.load()
+        content = self.load()
         try:
-            return None if told is None else _limits(told)
+            return None if content is None else _limits(content)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise self.nonsense() from None
 
@@ -117,9 +117,9 @@ class GpuFolder(KeptFolder):
         self.keep(asdict(limits))
 
 
-def _limits(told: dict[str, Any]) -> KeptLimits:
+def _limits(content: dict[str, Any]) -> KeptLimits:
     """Read the file strictly. Raises ValueError, KeyError, TypeError or AttributeError."""
-    times = {name: past_s(told[name]) for name in ("capped_s", "ordered_s", "tried_s")}
+    times = {name: past_s(content[name]) for name in ("capped_s", "ordered_s", "tried_s")}
     gpus = tuple(
         KeptLimit(
             uuid=str(gpu["uuid"]),
@@ -129,11 +129,11 @@ def _limits(told: dict[str, Any]) -> KeptLimits:
             set_mw=tuple(int(limit) for limit in gpu["set_mw"]),
             gone=gpu["gone"] is True,
         )
-        for gpu in told["gpus"]
+        for gpu in content["gpus"]
     )
     if any(gpu.found_mw <= 0 for gpu in gpus):
         raise ValueError(gpus)
-    return KeptLimits(**times, tries=int(told["tries"]), gpus=gpus)
+    return KeptLimits(**times, tries=int(content["tries"]), gpus=gpus)
 
 
 FOLDER: Final = "/run/powerguard-gpu"
@@ -229,15 +229,15 @@ def do_cap(folder: GpuFolder, word: GpuRequest) -> Answer:
         kept = folder.read() or KeptLimits(capped_s=0.0)
         nvml = Nvml.open(look_by_s)
         entries = {entry.uuid: entry for entry in kept.gpus}
-        told: dict[int, Answer] = {}
+        results: dict[int, Answer] = {}
         wanted: dict[int, int] = {}
         for index, gpu in sorted(nvml.look(look_by_s).items()):
             if isinstance(gpu, NvmlError):
-                told[index] = {"index": index, "did": "failed", "because": str(gpu)}
+                results[index] = {"index": index, "did": "failed", "because": str(gpu)}
                 continue
-            entry, told[index] = _aim(gpu, entries.get(gpu.uuid), word.share)
-            if told[index]["did"] == "capped":
-                wanted[index] = round(told[index]["watts_after"] * 1000)
+            entry, results[index] = _aim(gpu, entries.get(gpu.uuid), word.share)
+            if results[index]["did"] == "capped":
+                wanted[index] = round(results[index]["watts_after"] * 1000)
             if entry is not None:
                 entries[gpu.uuid] = entry
         if entries:
@@ -245,10 +245,14 @@ def do_cap(folder: GpuFolder, word: GpuRequest) -> Answer:
             folder.write(KeptLimits(capped_s=boottime_s(), gpus=tuple(entries.values())))
         for index, reads in nvml.set_limits(wanted, began_s + word.within_s).items():
             if isinstance(reads, NvmlError):
-                told[index] |= {"did": "failed", "because": str(reads), "watts_after": told[index]["watts_before"]}
-    answer = _answer(told)
-    if not any(gpu["did"] in {"capped", "kept"} for gpu in told.values()):
-        answer |= {"ok": False, "error": _why_none(told.values())}
+                results[index] |= {
+                    "did": "failed",
+                    "because": str(reads),
+                    "watts_after": results[index]["watts_before"],
+                }
+    answer = _answer(results)
+    if not any(gpu["did"] in {"capped", "kept"} for gpu in results.values()):
+        answer |= {"ok": False, "error": _why_none(results.values())}
     return answer
 
 
@@ -258,28 +262,28 @@ def _aim(gpu: Gpu, entry: KeptLimit | None, share: float) -> tuple[KeptLimit | N
     if entry is not None and not entry.is_ours(now_mw) and not entry.is_found(now_mw):
         if not entry.gone:
             because = f"another program has set {_watts(now_mw):g} W since: left alone"
-            return entry, _told(gpu, "left_alone", entry.found_mw, now_mw, because)
+            return entry, _result(gpu, "left_alone", entry.found_mw, now_mw, because)
         entry = None  # it was away and has come back with a limit of its own: that is what is found now
     found_mw = now_mw if entry is None else entry.found_mw
     # Whole watts, rounded down: drivers round fractions, and then no limit would read back as set.
     target_mw = min(now_mw, max(gpu.min_mw, int(found_mw * share) // 1000 * 1000))
     if target_mw == now_mw:
         if entry is not None and entry.is_ours(now_mw) and not entry.is_found(now_mw):
-            return entry, _told(gpu, "kept", found_mw, now_mw, "is capped already")
+            return entry, _result(gpu, "kept", found_mw, now_mw, "is capped already")
         because = (
             f"its lowest limit is {_watts(gpu.min_mw):g} W"
             if now_mw <= gpu.min_mw
             else "its limit is not above that share"
         )
-        return entry, _told(gpu, "at_minimum", found_mw, now_mw, because)
+        return entry, _result(gpu, "at_minimum", found_mw, now_mw, because)
     before = () if entry is None else entry.set_mw
     ours_mw = (*(limit for limit in before if limit != target_mw), target_mw)[-REMEMBERED:]
     fresh = KeptLimit(uuid=gpu.uuid, index=gpu.index, name=gpu.name, found_mw=found_mw, set_mw=ours_mw)
-    return fresh, _told(gpu, "capped", found_mw, target_mw)
+    return fresh, _result(gpu, "capped", found_mw, target_mw)
 
 
-def _why_none(told: Sequence[Answer] | Any) -> str:  # noqa: ANN401 - a view of a dict's values
-    reasons = sorted({str(gpu["because"]) for gpu in told})
+def _why_none(results: Sequence[Answer] | Any) -> str:  # noqa: ANN401 - a view of a dict's values
+    reasons = sorted({str(gpu["because"]) for gpu in results})
     return f"no GPU was capped: {'; '.join(reasons)}" if reasons else "no GPU was capped: NVML reports none"
 
 
@@ -298,19 +302,19 @@ def do_restore(folder: GpuFolder, word: GpuRequest) -> Answer:
         try:
             folder.write(kept)
         except KeptError as error:  # the limits are restored anyway, and the old file says what was found
-            tell(4, str(error))
+            log_line(4, str(error))
         nvml = Nvml.open(look_by_s)
-        told = _put_back(nvml, kept, nvml.look(look_by_s), began_s + word.within_s)
+        results = _put_back(nvml, kept, nvml.look(look_by_s), began_s + word.within_s)
         left = tuple(
-            replace(entry, gone=told[entry.uuid]["did"] == "gone")
+            replace(entry, gone=results[entry.uuid]["did"] == "gone")
             for entry in kept.gpus
-            if told[entry.uuid]["did"] in {"failed", "gone"}
+            if results[entry.uuid]["did"] in {"failed", "gone"}
         )
         if left:
             folder.write(replace(kept, gpus=left))
         else:
             folder.forget()
-    answer = _answer(told)
+    answer = _answer(results)
     failed = [gpu for gpu in answer["gpus"] if gpu["did"] == "failed"]
     if failed:
         text = "; ".join(f"GPU {gpu['index']}: {gpu['because']}" for gpu in failed)
@@ -320,33 +324,33 @@ def do_restore(folder: GpuFolder, word: GpuRequest) -> Answer:
 
 def _put_back(nvml: Nvml, kept: KeptLimits, seen: Mapping[int, Gpu | NvmlError], by_s: float) -> dict[str, Answer]:
     """Put limits back and return what became of each GPU, by UUID."""
-    there = {gpu.uuid: gpu for gpu in seen.values() if isinstance(gpu, Gpu)}
+    present = {gpu.uuid: gpu for gpu in seen.values() if isinstance(gpu, Gpu)}
     silent = next((gpu for gpu in seen.values() if isinstance(gpu, NvmlError) and not gpu.lost), None)
-    told: dict[str, Answer] = {}
+    results: dict[str, Answer] = {}
     wanted: dict[int, KeptLimit] = {}
     for entry in kept.gpus:
-        gpu = there.get(entry.uuid)
-        told[entry.uuid] = _missing(entry, silent) if gpu is None else _back(gpu, entry)
-        if gpu is not None and told[entry.uuid]["did"] in {"restored", "kept"}:
+        gpu = present.get(entry.uuid)
+        results[entry.uuid] = _missing(entry, silent) if gpu is None else _back(gpu, entry)
+        if gpu is not None and results[entry.uuid]["did"] in {"restored", "kept"}:
             # Those that are back already, too: a call of ours that hung may still be on its way to the GPU.
             wanted[gpu.index] = entry
     for index, reads in nvml.set_limits({index: entry.found_mw for index, entry in wanted.items()}, by_s).items():
-        answer = told[wanted[index].uuid]
+        answer = results[wanted[index].uuid]
         if isinstance(reads, NvmlError) and (answer["did"] == "restored" or reads.hangs):
             answer |= {"did": "failed", "because": str(reads), "watts_after": answer["watts_before"]}
-    return told
+    return results
 
 
 def _back(gpu: Gpu, entry: KeptLimit) -> Answer:
     now_mw = gpu.limit_mw
     if entry.is_found(now_mw):
-        return _told(gpu, "kept", now_mw, now_mw, "is back already")
+        return _result(gpu, "kept", now_mw, now_mw, "is back already")
     if not entry.is_ours(now_mw):
         because = (
             f"another program has set {_watts(now_mw):g} W since ({_watts(entry.found_mw):g} W was found): left alone"
         )
-        return _told(gpu, "left_alone", now_mw, now_mw, because)
-    return _told(gpu, "restored", now_mw, entry.found_mw)
+        return _result(gpu, "left_alone", now_mw, now_mw, because)
+    return _result(gpu, "restored", now_mw, entry.found_mw)
 
 
 def _missing(entry: KeptLimit, silent: NvmlError | None) -> Answer:
@@ -374,14 +378,14 @@ WORDS: Final[Mapping[str, Callable[[GpuFolder, GpuRequest], Answer]]] = {
 }
 
 
-def _told(gpu: Gpu, did: str, before_mw: int, after_mw: int, because: str = "") -> Answer:
+def _result(gpu: Gpu, did: str, before_mw: int, after_mw: int, because: str = "") -> Answer:
     watts = {"watts_before": _watts(before_mw), "watts_after": _watts(after_mw)}
     return {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "did": did, **watts, "because": because}
 
 
-def _answer(told: Mapping[Any, Answer]) -> Answer:
+def _answer(results: Mapping[Any, Answer]) -> Answer:
     """Put the answer together. The sums are the limits of the GPUs whose limits are known."""
-    gpus = sorted(told.values(), key=lambda gpu: int(gpu["index"]))
+    gpus = sorted(results.values(), key=lambda gpu: int(gpu["index"]))
     sums = {key: sum(gpu.get(key, 0.0) for gpu in gpus) for key in ("watts_before", "watts_after")}
     return {"ok": True, **sums, "gpus": gpus}
 
@@ -393,25 +397,25 @@ def _watts(milliwatts: int) -> float:
 # --- Understanding ---------------------------------------------------------------------------------------------------
 
 
-def checked(told: Mapping[str, object]) -> GpuRequest:
+def checked(fields: Mapping[str, object]) -> GpuRequest:
     """Return the word of a request, if it is valid. Raises RefusedError."""
-    word = told.get("word")
+    word = fields.get("word")
     if not isinstance(word, str) or word not in WORDS:
         msg = f"unknown word; the words are {', '.join(WORDS)}"
         raise RefusedError(msg)
     expected = {"word", "share"} if word == "cap" else {"word"}
-    if set(told) != expected:
+    if set(fields) != expected:
         msg = f"{word} takes {' and '.join(sorted(expected - {'word'})) or 'no other key'}"
         raise RefusedError(msg)
-    share = _share(told["share"]) if word == "cap" else 1.0
+    share = _share(fields["share"]) if word == "cap" else 1.0
     return GpuRequest(word=word, share=share, within_s=HEALTH_S if word == "health" else WITHIN_S)
 
 
-def _share(told: object) -> float:
-    if isinstance(told, bool) or not isinstance(told, int | float) or not (math.isfinite(told) and 0 < told <= 1):
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and 0 < value <= 1):
         msg = "share must be a number above 0, at most 1, such as 0.6"
         raise RefusedError(msg)
-    return float(told)
+    return float(value)
 
 
 def carry_out(folder: GpuFolder, word: GpuRequest) -> Answer:
@@ -425,8 +429,8 @@ def carry_out(folder: GpuFolder, word: GpuRequest) -> Answer:
     return {"schema_version": 1, "word": word.word, **answer}
 
 
-def _said(folder: GpuFolder, told: Mapping[str, object]) -> Answer:
-    answer = carry_out(folder, checked(told))
+def _carry_out_and_log(folder: GpuFolder, fields: Mapping[str, object]) -> Answer:
+    answer = carry_out(folder, checked(fields))
     _log(answer)
     return answer
 
@@ -444,7 +448,7 @@ def watch(folder: GpuFolder, lease_s: float) -> int:
     if kept is None:
         return 0
     if not kept.ordered_s:
-        tell(4, f"the daemon has not renewed the cap for {lease_s:g} s: restoring the limits")
+        log_line(4, f"the daemon has not renewed the cap for {lease_s:g} s: restoring the limits")
     answer = carry_out(folder, GpuRequest(word="restore", within_s=UNASKED_S, unasked=True))
     _log(answer)
     return 0 if answer["ok"] else 1
@@ -455,12 +459,12 @@ def _log(answer: Answer) -> None:
     gpus = answer.get("gpus", [])
     for gpu in gpus:
         if gpu.get("did") in {"failed", "gone", "left_alone"}:
-            tell(4, f"{answer['word']}: GPU {gpu['index']}: {gpu['did']}: {gpu['because']}")
+            log_line(4, f"{answer['word']}: GPU {gpu['index']}: {gpu['did']}: {gpu['because']}")
     changed = [gpu for gpu in gpus if gpu.get("did") in {"capped", "restored"}]
     for gpu in changed:
-        tell(5, f"GPU {gpu['index']} {gpu['uuid']}: {gpu['watts_before']:g} W -> {gpu['watts_after']:g} W")
+        log_line(5, f"GPU {gpu['index']} {gpu['uuid']}: {gpu['watts_before']:g} W -> {gpu['watts_after']:g} W")
     if not answer["ok"]:
-        tell(3, f"{answer['word'] or 'refused'}: {answer['error']}")
+        log_line(3, f"{answer['word'] or 'refused'}: {answer['error']}")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -479,11 +483,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EX_USAGE if end.code else 0
     folder = GpuFolder(args.folder)
     if args.word == "serve":
-        return serve(lambda told: _said(folder, told), awaited=("cap",))
+        return serve(lambda fields: _carry_out_and_log(folder, fields), awaited=("cap",))
     if args.word == "watch":
         return watch(folder, args.lease_s)
-    asked: dict[str, object] = {"word": args.word} if args.share is None else {"word": args.word, "share": args.share}
-    return by_hand("powerguard-gpu", lambda: carry_out(folder, _within(checked(asked), args.within_s)))
+    fields: dict[str, object] = {"word": args.word} if args.share is None else {"word": args.word, "share": args.share}
+    return by_hand("powerguard-gpu", lambda: carry_out(folder, _within(checked(fields), args.within_s)))
 
 
 def _within(word: GpuRequest, within_s: float | None) -> GpuRequest:

@@ -118,15 +118,15 @@ def bounded(jobs: Mapping[Key, Callable[[], Value]], by_s: float) -> dict[Key, V
 
     for key, job in jobs.items():
         threading.Thread(target=run, args=(key, job), daemon=True).start()
-    told: dict[Key, Value | NvmlError] = {}
-    while len(told) < len(jobs):
+    results: dict[Key, Value | NvmlError] = {}
+    while len(results) < len(jobs):
         try:
             key, answer = answers.get(timeout=max(by_s - boottime_s(), 0.0))
         except queue.Empty:
             break
-        told[key] = answer
+        results[key] = answer
     hung = f"no answer within {max(by_s - began_s, 0.0):.1f} s: the NVIDIA driver hangs (dmesg says why: look for Xid)"
-    return {key: told.get(key, NvmlError(hung, hangs=True)) for key in jobs}
+    return {key: results.get(key, NvmlError(hung, hangs=True)) for key in jobs}
 
 
 def may_set_limits() -> bool:

@@ -55,9 +55,9 @@ class HostSeen(NamedTuple):
 class HostCheckEffector:
     """Carries out `CheckHost`, and remembers what it compares with.
 
-    folder: where `host.json` lies. dirs: folders of checkpoints that the settings name. told: returns more of them,
-    called each time: the folders that trainers report. gpu_socket: of powerguard-gpu. wall: for the file, across boots.
-    last: the newest check.
+    folder: where `host.json` lies. dirs: folders of checkpoints that the settings name. reported_dirs: returns more
+    of them, called each time: the folders that trainers report. gpu_socket: of powerguard-gpu. wall: for the file,
+    across boots. last: the newest check.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class HostCheckEffector:
         folder: Path,
         dirs: Sequence[str],
         wall: Clock,
-        told: Callable[[], Iterable[str]] = tuple,
+        reported_dirs: Callable[[], Iterable[str]] = tuple,
         gpu_socket: str = GPU_SOCKET,
         spawn: Spawn = run_child,
         clock: Clock = boottime_s,
@@ -76,7 +76,7 @@ class HostCheckEffector:
         self._folder = folder
         self._dirs = tuple(dirs)
         self._wall = wall
-        self._told = told
+        self._reported_dirs = reported_dirs
         self._gpu_socket = gpu_socket
         self._spawn = spawn
         self._clock = clock
@@ -114,9 +114,9 @@ class HostCheckEffector:
             self.last = look.result()
 
     async def _look(self, limit_s: float, verify: str) -> HostSeen:
-        asked = {
+        request = {
             "memory": str(self._folder / MEMORY),
-            "dirs": [*self._dirs, *self._told()],
+            "dirs": [*self._dirs, *self._reported_dirs()],
             "gpu_socket": self._gpu_socket,
             "verify": verify,
             "any_gpus": self._options.gpus == "any",
@@ -125,7 +125,7 @@ class HostCheckEffector:
         }
         argv = [sys.executable, "-m", "powerguard.effectors.host.look"]
         try:
-            ended = await self._spawn(argv, limit_s=limit_s + _START_S, stdin=json.dumps(asked).encode())
+            ended = await self._spawn(argv, limit_s=limit_s + _START_S, stdin=json.dumps(request).encode())
         except OSError as error:
             return self._failed(f"no child can be started ({error.strerror})")
         if ended.timed_out:
@@ -135,20 +135,20 @@ class HostCheckEffector:
         try:
             return self._seen(json.loads(ended.stdout))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+            lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
             return self._failed(
-                f"the check failed: {clean_text(said[-1], 200) if said else f'status {ended.returncode}'}"
+                f"the check failed: {clean_text(lines[-1], 200) if lines else f'status {ended.returncode}'}"
             )
 
-    def _seen(self, told: dict[str, Any]) -> HostSeen:
+    def _seen(self, answer: dict[str, Any]) -> HostSeen:
         return HostSeen(
             at_s=self._clock(),
-            problems=tuple(map(str, told["problems"])),
-            notes=tuple(map(str, told["notes"])),
-            gpus=int(told["gpus"]),
-            folders=int(told["folders"]),
-            detail=tuple((str(name), value) for name, value in told["detail"].items()),
-            memory=told["memory"] if isinstance(told["memory"], str) else None,
+            problems=tuple(map(str, answer["problems"])),
+            notes=tuple(map(str, answer["notes"])),
+            gpus=int(answer["gpus"]),
+            folders=int(answer["folders"]),
+            detail=tuple((str(name), value) for name, value in answer["detail"].items()),
+            memory=answer["memory"] if isinstance(answer["memory"], str) else None,
         )
 
     def _failed(self, because: str) -> HostSeen:
@@ -167,7 +167,7 @@ class HostCheckEffector:
         is_calm: utility, and no outage or drill. is_waiting: the host has returned, and training does not run yet.
         first_s: until the first look on a good day; a daemon's start has better to do.
         """
-        told: tuple[str, ...] = ()
+        logged: tuple[str, ...] = ()
         due_s = self._clock() + first_s
         while True:
             if is_calm() and self._clock() >= due_s:
@@ -177,9 +177,9 @@ class HostCheckEffector:
                 if is_calm() and seen.memory is not None:
                     await self._remember(seen.memory)
                 for text in seen.problems:
-                    if text not in told:
+                    if text not in logged:
                         log.warning("host_incomplete_beforehand", because=text)
-                told = seen.problems
+                logged = seen.problems
             elif is_waiting():
                 await self.look()
             await rest(WAIT_EVERY_S)

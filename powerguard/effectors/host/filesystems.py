@@ -44,21 +44,21 @@ NETWORKED = frozenset(
 class SyncEffector:
     """Carries out SyncFilesystems for these paths, one child per listed filesystem, all at once.
 
-    told: returns more paths, called each time: the folders that trainers report. spawn: starts the child. clock: that
-    of the actions' deadlines. mounts: where the kernel lists the mount points.
+    reported_paths: returns more paths, called each time: the folders that trainers report. spawn: starts the child.
+    clock: that of the actions' deadlines. mounts: where the kernel lists the mount points.
     """
 
     def __init__(
         self,
         paths: Sequence[str],
         *,
-        told: Callable[[], Iterable[str]] = tuple,
+        reported_paths: Callable[[], Iterable[str]] = tuple,
         spawn: Spawn = run_child,
         clock: Clock = boottime_s,
         mounts: Path = _MOUNTS,
     ) -> None:
         self._paths = tuple(paths)
-        self._told = told
+        self._reported_paths = reported_paths
         self._spawn = spawn
         self._clock = clock
         self._mounts = mounts
@@ -68,7 +68,7 @@ class SyncEffector:
         if not isinstance(action, SyncFilesystems):
             msg = f"{type(action).__name__} is not an order to flush filesystems"
             raise EffectorError(msg)
-        chosen = by_filesystem([*self._paths, *self._told()], self._listed())
+        chosen = by_filesystem([*self._paths, *self._reported_paths()], self._listed())
         limit_s = max(0.0, action.by_s - self._clock() - _LAST_WORDS_S)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._flush(paths, limit_s)) for paths in chosen]

@@ -78,13 +78,13 @@ async def findings(options: HostOptions, *, spawn: Spawn = run_child, last_step:
         units = group.create_task(services(spawn))
         helper = group.create_task(shown(spawn, HELPER, "--property=LoadState,Environment"))
         upgrades = group.create_task(_look(spawn, "apt-config", "dump"))
-    told = (helper.result() or [{}])[0]
+    properties = (helper.result() or [{}])[0]
     return [
         await _way(options, spawn),
-        *await _helper(options, told),
+        *await _helper(options, properties),
         *_last_step(options, last_step),
         _inhibitors(options, delay_s.result(), locks.result()),
-        *_slow_stops(options, units.result(), told.get("Environment", "")),
+        *_slow_stops(options, units.result(), properties.get("Environment", "")),
         *_upgrades(units.result(), upgrades.result()),
         *_kubelet(options, locks.result()),
     ]
@@ -109,7 +109,7 @@ async def _way(options: HostOptions, spawn: Spawn) -> Finding:
     return Finding(name, "PASS", f"powerguard-off listens on {options.fifo}; {forced}")
 
 
-async def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding]:
+async def _helper(options: HostOptions, properties: Mapping[str, str]) -> list[Finding]:
     """Check the helper itself: its socket listens even if the helper is masked or set to rehearse.
 
     If this user may write to the FIFO, the helper is asked for an answer, by a harmless word.
@@ -117,12 +117,12 @@ async def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding
     if options.kind != "systemd":
         return []
     name = "host.helper"
-    if "LoadState" not in told:
+    if "LoadState" not in properties:
         return [Finding(name, "WARN", f"cannot ask systemd about {HELPER}", "is this a systemd host?")]
-    if told["LoadState"] != "loaded":
-        fix = "powerguard install" if told["LoadState"] == "not-found" else f"systemctl unmask {HELPER}"
-        return [Finding(name, "FAIL", f"{HELPER}: {told['LoadState']}", fix)]
-    if any(word in told.get("Environment", "") for word in REHEARSALS):
+    if properties["LoadState"] != "loaded":
+        fix = "powerguard install" if properties["LoadState"] == "not-found" else f"systemctl unmask {HELPER}"
+        return [Finding(name, "FAIL", f"{HELPER}: {properties['LoadState']}", fix)]
+    if any(word in properties.get("Environment", "") for word in REHEARSALS):
         text = f"{HELPER} is set to rehearse: it records, and does not power off"
         return [Finding(name, "FAIL", text, f"systemctl revert {HELPER}")]
     if obstacle(options):  # Another check reports it, or this user may not write there.
@@ -152,8 +152,8 @@ async def _look(spawn: Spawn, *argv: str) -> str | None:
 
 
 async def _delay_s(spawn: Spawn) -> float | None:
-    said = await _look(spawn, "busctl", "get-property", *LOGIND, "InhibitDelayMaxUSec")
-    match (said or "").split():
+    output = await _look(spawn, "busctl", "get-property", *LOGIND, "InhibitDelayMaxUSec")
+    match (output or "").split():
         case ["t", microseconds] if microseconds.isdecimal():
             return int(microseconds) / 1e6
         case _:
@@ -162,12 +162,12 @@ async def _delay_s(spawn: Spawn) -> float | None:
 
 async def _locks(spawn: Spawn) -> list[Lock]:
     """Return logind's present shutdown locks; empty if it cannot be asked."""
-    said = await _look(spawn, "busctl", "--json=short", "call", *LOGIND, "ListInhibitors")
+    output = await _look(spawn, "busctl", "--json=short", "call", *LOGIND, "ListInhibitors")
     try:
-        ((*held,),) = json.loads(said or "null")["data"]
-        told = [[str(word) for word in lock[:4]] for lock in held]
+        ((*held,),) = json.loads(output or "null")["data"]
+        rows = [[str(word) for word in lock[:4]] for lock in held]
         return [
-            Lock(who=who[:NAMED_LETTERS], mode=mode) for what, who, _, mode in told if "shutdown" in what.split(":")
+            Lock(who=who[:NAMED_LETTERS], mode=mode) for what, who, _, mode in rows if "shutdown" in what.split(":")
         ]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
@@ -179,10 +179,10 @@ def _inhibitors(options: HostOptions, delay_s: float | None, locks: Iterable[Loc
         text = "cannot ask logind how long delay locks may delay a shutdown"
         return Finding(name, "WARN", text, "is logind running?")
     held = _named({lock.who for lock in locks if lock.mode == "delay"})
-    by = f" (held now by {held})" if held else ""
+    held_by = f" (held now by {held})" if held else ""
     if delay_s <= PATIENT_DELAY_S:
-        return Finding(name, "PASS", f"delay locks may delay a shutdown for at most {delay_s:g} s{by}")
-    text = f"delay locks may delay a shutdown for {delay_s:g} s{by}"
+        return Finding(name, "PASS", f"delay locks may delay a shutdown for at most {delay_s:g} s{held_by}")
+    text = f"delay locks may delay a shutdown for {delay_s:g} s{held_by}"
     if options.kind == "systemd":
         return Finding(name, "PASS", f"{text}; powerguard-off does not wait for them, other shutdowns do")
     fix = "use host.kind: systemd, or set InhibitDelayMaxSec=5 in /etc/systemd/logind.conf.d/powerguard.conf"
@@ -192,8 +192,8 @@ def _inhibitors(options: HostOptions, delay_s: float | None, locks: Iterable[Loc
 async def services(spawn: Spawn) -> list[dict[str, str]] | None:
     """Return Id, TimeoutStopUSec and KillMode of every active service; None where systemd cannot be asked."""
     properties = "--property=Id,TimeoutStopUSec,KillMode"
-    told = await shown(spawn, "--type=service", "--state=active", properties, "*")
-    return None if told is None else [each for each in told if "Id" in each]
+    units = await shown(spawn, "--type=service", "--state=active", properties, "*")
+    return None if units is None else [each for each in units if "Id" in each]
 
 
 def _slow_stops(options: HostOptions, units: list[dict[str, str]] | None, environment: str) -> list[Finding]:
@@ -231,12 +231,12 @@ def named_to_kill(environment: str) -> list[str]:
     return lists[-1].split() if lists else []
 
 
-def _upgrades(units: Iterable[Mapping[str, str]] | None, said: str | None) -> list[Finding]:
+def _upgrades(units: Iterable[Mapping[str, str]] | None, config: str | None) -> list[Finding]:
     """Check unattended-upgrades: a host on which dpkg was killed at work may not boot."""
     if UPGRADES not in {unit["Id"] for unit in units or ()}:
         return []
     name = "host.upgrades"
-    options = dict(re.findall(r'^Unattended-Upgrade::(\w+) "([^"]*)";$', said or "", re.MULTILINE))
+    options = dict(re.findall(r'^Unattended-Upgrade::(\w+) "([^"]*)";$', config or "", re.MULTILINE))
     if options.get("InstallOnShutdown", "").lower() in TRUE:
         text = "unattended-upgrades installs packages during every shutdown, and the deadline kills it at work"
         return [Finding(name, "WARN", text, 'set Unattended-Upgrade::InstallOnShutdown "false" in /etc/apt/apt.conf.d')]
@@ -260,12 +260,12 @@ async def watch(spawn: Spawn, name: str, unit: str, *, well: str, ill: str) -> F
 
     well: what happens then, if the unit is active; ill: if it is not.
     """
-    told = (await shown(spawn, unit, "--property=LoadState,ActiveState") or [{}])[0]
-    if "ActiveState" not in told:
+    properties = (await shown(spawn, unit, "--property=LoadState,ActiveState") or [{}])[0]
+    if "ActiveState" not in properties:
         return Finding(name, "WARN", f"cannot ask systemd about {unit}", "is this a systemd host?")
-    if told["ActiveState"] == "active":
+    if properties["ActiveState"] == "active":
         return Finding(name, "PASS", well)
-    text = f"{unit} is {told.get('LoadState')} and {told['ActiveState']}: with the daemon gone, {ill}"
+    text = f"{unit} is {properties.get('LoadState')} and {properties['ActiveState']}: with the daemon gone, {ill}"
     return Finding(name, "FAIL", text, f"systemctl enable --now {unit}")
 
 
@@ -295,10 +295,10 @@ async def _fails(spawn: Spawn, user: str, *test: str) -> bool:
 
 async def shown(spawn: Spawn, *argv: str) -> list[dict[str, str]] | None:
     """Return the properties that `systemctl show` prints of each unit; None where systemd cannot be asked."""
-    said = await _look(spawn, "systemctl", "show", *argv)
-    if said is None:
+    output = await _look(spawn, "systemctl", "show", *argv)
+    if output is None:
         return None
-    return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in said.split("\n\n")]
+    return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in output.split("\n\n")]
 
 
 def _named(units: Iterable[str]) -> str:
@@ -337,20 +337,24 @@ async def target(options: ResumeOptions, *, spawn: Spawn = run_child, user: str 
             return [Finding(name, "FAIL", because, "correct resume.command")]
         return [Finding(name, "PASS", f"training is started by {program}")]
     unit = options.target
-    told = await _show(spawn, unit)
-    if told is None or unit not in told:
+    answer = await _show(spawn, unit)
+    if answer is None or unit not in answer:
         return [Finding(name, "WARN", f"cannot ask systemd about {unit}", "is this a systemd host?")]
-    mine = told[unit]
-    if mine.get("LoadState") != "loaded":
+    properties = answer[unit]
+    if properties.get("LoadState") != "loaded":
         fix = f"install systemd/{_ALLOWED} ({_GUIDE})" if unit == _ALLOWED else "correct resume.target"
-        return [Finding(name, "FAIL", f"{unit}: {mine.get('LoadState') or 'not known'}: no unit starts training", fix)]
+        return [
+            Finding(name, "FAIL", f"{unit}: {properties.get('LoadState') or 'not known'}: no unit starts training", fix)
+        ]
     found = []
     if unit != _ALLOWED:
         text = f"{unit}: powerguard's polkit rule does not let the daemon start it"
         found.append(Finding(name, "WARN", text, f"name it in /etc/polkit-1/rules.d/50-powerguard.rules ({_GUIDE})"))
     if unit.endswith(".service"):
         return found or [Finding(name, "PASS", f"training is started by {unit}")]
-    units = [each for key in ("Wants", "Requires") for each in mine.get(key, "").split() if "." in each][:MOST_UNITS]
+    units = [each for key in ("Wants", "Requires") for each in properties.get(key, "").split() if "." in each][
+        :MOST_UNITS
+    ]
     if not units:
         text = f"{unit} wants no unit, so training would not start after a power-off"
         fix = f"set WantedBy={unit} in [Install] of the training unit, then systemctl enable it"
@@ -359,34 +363,34 @@ async def target(options: ResumeOptions, *, spawn: Spawn = run_child, user: str 
     return [*found, *(wanted or [Finding(name, "PASS", f"{unit} starts {', '.join(units[:5])}")])]
 
 
-def _wanted(units: Sequence[str], told: Mapping[str, Mapping[str, str]], by: str) -> list[Finding]:
+def _wanted(units: Sequence[str], answer: Mapping[str, Mapping[str, str]], wanted_by: str) -> list[Finding]:
     """Return the faults of the units that the target wants."""
     found = []
     for unit in units:
-        its = told.get(unit, {})
-        if its.get("LoadState") not in (None, "loaded"):
-            text = f"{by} wants {unit}, which is {its['LoadState']} and would not start"
+        properties = answer.get(unit, {})
+        if properties.get("LoadState") not in (None, "loaded"):
+            text = f"{wanted_by} wants {unit}, which is {properties['LoadState']} and would not start"
             fix = "name the training unit: powerguard install --resume-unit UNIT"
-            if its["LoadState"] == "masked":
+            if properties["LoadState"] == "masked":
                 fix = f"systemctl unmask {unit}, or {fix}"
-            elif its["LoadState"] == "not-found":
+            elif properties["LoadState"] == "not-found":
                 fix = f"write {UNITS}/{unit} and systemctl daemon-reload, or {fix}"
             else:
                 fix = f"systemctl status {unit}; correct it, then systemctl daemon-reload"
             found.append(Finding("resume.target", "FAIL", text, fix))
-        early = _EARLY & {*its.get("WantedBy", "").split(), *its.get("RequiredBy", "").split()}
+        early = _EARLY & {*properties.get("WantedBy", "").split(), *properties.get("RequiredBy", "").split()}
         if early:
             text = f"{', '.join(sorted(early))} also starts {unit}, at boot and before the gate"
             found.append(
-                Finding("resume.target", "WARN", text, f"set WantedBy={by} only, then systemctl reenable {unit}")
+                Finding("resume.target", "WARN", text, f"set WantedBy={wanted_by} only, then systemctl reenable {unit}")
             )
     return found
 
 
 async def _show(spawn: Spawn, *units: str) -> dict[str, dict[str, str]] | None:
     """Ask systemd about units; None where it cannot be asked."""
-    told = await shown(spawn, _PROPERTIES, "--", *units)
-    return None if told is None else {each["Id"]: each for each in told if "Id" in each}
+    rows = await shown(spawn, _PROPERTIES, "--", *units)
+    return None if rows is None else {each["Id"]: each for each in rows if "Id" in each}
 
 
 def host(checked: CheckedHost, folder: Path) -> list[Finding]:

@@ -158,7 +158,7 @@ def judge(before: HostMemory, now: HostView, *, any_gpus: bool = False) -> HostV
             notes.append(f"{wrong} (it was never seen there)")
         elif wrong:
             problems.append(wrong)
-        notes += [text for found in place.jobs for text in _said(found)]
+        notes += [text for found in place.jobs for text in _remarks(found)]
     problems += _gone(before, now)
     return HostVerdict(problems=tuple(problems), notes=tuple(notes))
 
@@ -174,8 +174,8 @@ def _gpus(before: Sequence[HostGpu], now: Gpus) -> tuple[list[str], list[str]]:
             return [], [text] if now.cards else []
         return [f"{_count(before)} here, and none can be queried now: {now.because}; {ANYWAY}"], notes
     problems = [f"{text}; {ANYWAY}" for text in now.faults]
-    there = {gpu.uuid for gpu in now.there}
-    missing = [gpu for gpu in before if gpu.uuid not in there]
+    present = {gpu.uuid for gpu in now.there}
+    missing = [gpu for gpu in before if gpu.uuid not in present]
     if len(now.there) + now.silent < len(before):
         named = ", ".join(f"{gpu.uuid} ({gpu.name})" for gpu in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
@@ -197,29 +197,29 @@ def _count(gpus: Sequence[HostGpu]) -> str:
 
 def _storage(folder: str, kept: RememberedFolder | None, now: FolderLook) -> str:
     """Return what is wrong with a folder, "" if it is fine."""
-    was = None if kept is None else kept.mounted
-    if was is not None and now.mounted is not None and not _same(was, now.mounted):
+    before = None if kept is None else kept.mounted
+    if before is not None and now.mounted is not None and not _same(before, now.mounted):
         return (
-            f"{folder}: is on {_named(now.mounted)}, but was on {_named(was)}: it is not mounted (systemctl status "
-            f"'*.mount'; mount {was.point}); {ANYWAY}"
+            f"{folder}: is on {_named(now.mounted)}, but was on {_named(before)}: it is not mounted (systemctl status "
+            f"'*.mount'; mount {before.point}); {ANYWAY}"
         )
     if now.because:
         what = "it does not answer" if now.late else "it cannot be read"
         return f"{folder}: {what}: {now.because}"
-    if was is not None and now.mounted is not None and was.writable and not now.mounted.writable:
+    if before is not None and now.mounted is not None and before.writable and not now.mounted.writable:
         return f"{folder}: {_named(now.mounted)} has become read-only, so no checkpoint can be saved (dmesg; fsck)"
     return ""
 
 
-def _same(was: Mounted, now: Mounted) -> bool:
+def _same(before: Mounted, now: Mounted) -> bool:
     """Say whether a folder lies where it lay: on the same file system, or at least below the same mount point.
 
     A device may have another name after a reboot, and an id from it. What counts against it either way: a folder that
     had a file system of its own, and lies on that of "/" now, is the empty one below it.
     """
-    if was.on_root != now.on_root:
+    if before.on_root != now.on_root:
         return False
-    return was.point == now.point or (was.fsid is not None and was.fsid == now.fsid)
+    return before.point == now.point or (before.fsid is not None and before.fsid == now.fsid)
 
 
 def _named(mounted: Mounted) -> str:
@@ -228,14 +228,14 @@ def _named(mounted: Mounted) -> str:
 
 def _gone(before: HostMemory, now: HostView) -> list[str]:
     """Name the jobs without any checkpoint left, in any folder: their training would restart at step 0."""
-    there = {key_of(found) for place in now.places.values() for found in place.jobs if found.path}
+    present = {key_of(found) for place in now.places.values() for found in place.jobs if found.path}
     problems = []
     for folder, kept in before.places.items():
         place = now.places.get(folder)
         if place is None or place.because:
             continue  # it no longer counts, or is reported as unreadable
         for key, step in kept.steps.items():
-            if key not in there and not _storage(folder, kept, place):
+            if key not in present and not _storage(folder, kept, place):
                 torn = [found for found in place.jobs if found.passed]
                 why = f"; skipped: {'; '.join(torn[0].passed_over[:2])}" if torn else ""
                 problems.append(
@@ -250,20 +250,20 @@ def key_of(found: ResumePoint) -> str:
     return found.job or found.root
 
 
-def _said(found: ResumePoint) -> list[str]:
+def _remarks(found: ResumePoint) -> list[str]:
     """Remarks on a checkpoint; usually none."""
-    said = []
+    remarks = []
     name = f"{found.job or found.root}"
     if found.passed and found.path:
         torn = "; ".join(found.passed_over[:2])
-        said.append(f"{name}: skipped {found.passed} newer ones ({torn}): training resumes at {_step(found)}")
+        remarks.append(f"{name}: skipped {found.passed} newer ones ({torn}): training resumes at {_step(found)}")
     elif found.passed:
-        said.append(f"{name}: {found.because}: {'; '.join(found.passed_over[:2])}")
+        remarks.append(f"{name}: {found.because}: {'; '.join(found.passed_over[:2])}")
     if found.path and found.state == "not_judged":
-        said.append(f"{name}: {found.path} has no seal, so it is unknown whether it is complete")
+        remarks.append(f"{name}: {found.path} has no seal, so it is unknown whether it is complete")
     elif found.path and found.because:
-        said.append(f"{name}: {_step(found)}: {found.because}")
-    return said
+        remarks.append(f"{name}: {_step(found)}: {found.because}")
+    return remarks
 
 
 def _step(found: ResumePoint) -> str:
@@ -273,20 +273,22 @@ def _step(found: ResumePoint) -> str:
 # --- Remembering ------------------------------------------------------------------------------------------------------
 
 
-def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s: float, keep_s: float) -> HostMemory:
+def remembered(
+    before: HostMemory, now: HostView, current: Sequence[str], *, wall_s: float, keep_s: float
+) -> HostMemory:
     """Return the state to remember after a check on a good day. Faulty parts stay as remembered.
 
-    told: folders that count now; others are forgotten keep_s after they last did, or once they are deleted.
+    current: folders that count now; others are forgotten keep_s after they last did, or once they are deleted.
     """
     # Once the helper is removed, nothing asks for GPUs any more: training would wait for them at each return.
     gpus = before.gpus if (now.gpus.because and not now.gpus.no_helper) or now.gpus.faults else now.gpus.there
     places = {}
     for folder, place in now.places.items():
         kept = before.places.get(folder)
-        told_at = wall_s if folder in told or kept is None else kept.told_at
+        told_at = wall_s if folder in current or kept is None else kept.told_at
         if not 0.0 <= wall_s - told_at <= keep_s:
             continue
-        if kept is not None and folder not in told and _is_deleted(kept, place):
+        if kept is not None and folder not in current and _is_deleted(kept, place):
             continue
         # An empty folder in place of a mount is not remembered; one to which the checkpoints have moved is.
         if _storage(folder, kept, place) and not _is_used(place) and place.errno not in _CLOSED:
@@ -295,7 +297,7 @@ def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s
             continue
         steps = {key_of(found): found.step for found in place.jobs if found.path and found.step is not None}
         places[folder] = RememberedFolder(real=place.real, mounted=place.mounted, steps=steps, told_at=told_at)
-    ended = sorted((folder for folder in places if folder not in told), key=lambda folder: places[folder].told_at)
+    ended = sorted((folder for folder in places if folder not in current), key=lambda folder: places[folder].told_at)
     for folder in ended[:-MOST_ENDED]:
         del places[folder]
     return HostMemory(gpus=gpus, places=places)
@@ -303,8 +305,8 @@ def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s
 
 def _is_deleted(kept: RememberedFolder, now: FolderLook) -> bool:
     """Say whether a folder is gone from a storage that is there: a scheduler clears a job's own when the job ends."""
-    was, storage = kept.mounted, now.mounted
-    is_there = was is not None and storage is not None and was.kind == storage.kind and _same(was, storage)
+    before, storage = kept.mounted, now.mounted
+    is_there = before is not None and storage is not None and before.kind == storage.kind and _same(before, storage)
     return now.errno in _ABSENT and is_there
 
 
@@ -321,34 +323,34 @@ def to_json(memory: HostMemory) -> str:
 def from_json(text: str) -> HostMemory:
     """Read it strictly. Raises ValueError."""
     try:
-        told: dict[str, Any] = json.loads(text)
-        if told["schema"] != SCHEMA:
-            raise ValueError(told["schema"])
-        gpus = tuple(HostGpu(uuid=str(each["uuid"]), name=str(each["name"])) for each in told["gpus"])
-        places = {str(folder): _kept(each) for folder, each in told["places"].items()}
+        content: dict[str, Any] = json.loads(text)
+        if content["schema"] != SCHEMA:
+            raise ValueError(content["schema"])
+        gpus = tuple(HostGpu(uuid=str(each["uuid"]), name=str(each["name"])) for each in content["gpus"])
+        places = {str(folder): _kept(each) for folder, each in content["places"].items()}
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(type(error).__name__) from error
     return HostMemory(gpus=gpus, places=places)
 
 
-def _kept(told: Mapping[str, Any]) -> RememberedFolder:
-    mounted = told["mounted"]
+def _kept(content: Mapping[str, Any]) -> RememberedFolder:
+    mounted = content["mounted"]
     return RememberedFolder(
-        real=str(told["real"]),
+        real=str(content["real"]),
         mounted=None if mounted is None else _mounted(mounted),
-        steps={str(job): int(step) for job, step in told["steps"].items()},
-        told_at=float(told["told_at"]),
+        steps={str(job): int(step) for job, step in content["steps"].items()},
+        told_at=float(content["told_at"]),
     )
 
 
-def _mounted(told: Mapping[str, Any]) -> Mounted:
+def _mounted(content: Mapping[str, Any]) -> Mounted:
     return Mounted(
-        point=str(told["point"]),
-        kind=str(told["kind"]),
-        source=str(told["source"]),
-        on_root=told["on_root"] is True,
-        writable=told["writable"] is True,
-        fsid=None if told["fsid"] is None else int(told["fsid"]),
+        point=str(content["point"]),
+        kind=str(content["kind"]),
+        source=str(content["source"]),
+        on_root=content["on_root"] is True,
+        writable=content["writable"] is True,
+        fsid=None if content["fsid"] is None else int(content["fsid"]),
     )
 
 
@@ -365,7 +367,7 @@ MOST_MEMORY_BYTES: Final = 1 << 20
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _PCI: Final = Path("/sys/bus/pci/devices")
 _NVIDIA: Final = "0x10de"
-_TOLD: Final = 1000
+_MAX_LETTERS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -475,17 +477,17 @@ class HostLook:
         kept = before.places.get(folder)
         by_s = self._clock() + limit_s
         async with self._turns:
-            told = await self._ask_child(folder, max(1.0, by_s - self._clock()))
-        real = str(told.get("real") or (folder if kept is None else kept.real))
+            reply = await self._ask_child(folder, max(1.0, by_s - self._clock()))
+        real = str(reply.get("real") or (folder if kept is None else kept.real))
         # Only now: an automounter mounts when it is touched.
-        mounted = self._mounted(real, told.get("fsid"))
+        mounted = self._mounted(real, reply.get("fsid"))
         return FolderLook(
             real=real,
             mounted=mounted,
-            jobs=tuple(_found(each) for each in told.get("jobs", ())),
-            errno=int(told.get("errno", 0)),
-            because=clean_text(str(told["because"]), 300),
-            late=told.get("hangs") is True,
+            jobs=tuple(_found(each) for each in reply.get("jobs", ())),
+            errno=int(reply.get("errno", 0)),
+            because=clean_text(str(reply["because"]), 300),
+            late=reply.get("hangs") is True,
         )
 
     async def _ask_child(self, folder: str, limit_s: float) -> dict[str, Any]:
@@ -498,14 +500,14 @@ class HostLook:
         if ended.timed_out:
             return {"because": f"no answer within {limit_s:.0f} s (a hung disk or network file system)", "hangs": True}
         with contextlib.suppress(ValueError, RecursionError):
-            told = json.loads(ended.stdout)
-            if isinstance(told, dict) and "because" in told:
-                if told.get("hangs") is not True:
+            reply = json.loads(ended.stdout)
+            if isinstance(reply, dict) and "because" in reply:
+                if reply.get("hangs") is not True:
                     with contextlib.suppress(OSError):
                         lock.unlink()  # each job may have a folder of its own, and leave a file here for good
-                return told
-        said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
-        return {"because": f"the check of it failed: {said[-1] if said else ended.returncode}", "errno": errno.EIO}
+                return reply
+        lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+        return {"because": f"the check of it failed: {lines[-1] if lines else ended.returncode}", "errno": errno.EIO}
 
     def _mounted(self, path: str, fsid: object) -> Mounted | None:
         try:
@@ -551,12 +553,12 @@ def answer(looker: HostLook, checked: CheckedHost, wall_s: float) -> dict[str, A
         "notes": checked.verdict.notes,
         "gpus": len(checked.look.gpus.there),
         "folders": len(checked.look.places),
-        "detail": told(checked),
+        "detail": details(checked),
         "memory": looker.fresh(checked, wall_s),
     }
 
 
-def told(checked: CheckedHost) -> dict[str, str | int]:
+def details(checked: CheckedHost) -> dict[str, str | int]:
     """The details of a successful check, for the journal and for messages."""
     places = checked.look.places
     newest = [
@@ -570,9 +572,9 @@ def told(checked: CheckedHost) -> dict[str, str | int]:
     ]
     return {
         "gpus": len(checked.look.gpus.there),
-        "storage": clean_text("; ".join(storage), _TOLD),
-        "newest": clean_text("; ".join(newest), _TOLD),
-        "notes": clean_text("; ".join(checked.verdict.notes), _TOLD),
+        "storage": clean_text("; ".join(storage), _MAX_LETTERS),
+        "newest": clean_text("; ".join(newest), _MAX_LETTERS),
+        "notes": clean_text("; ".join(checked.verdict.notes), _MAX_LETTERS),
     }
 
 
@@ -592,9 +594,9 @@ def _cards(pci: Path) -> int:
     return count
 
 
-def _gpus_of(told: Sequence[Mapping[str, Any]]) -> Gpus:
+def _gpus_of(entries: Sequence[Mapping[str, Any]]) -> Gpus:
     there, faults, worn, silent = [], [], [], 0
-    for gpu in told:
+    for gpu in entries:
         name = f"GPU {gpu.get('index')}"
         if gpu.get("because") or not isinstance(gpu.get("uuid"), str):
             faults.append(f"{name}: {gpu.get('because') or 'it has no UUID'}")
@@ -618,32 +620,32 @@ def _gpus_of(told: Sequence[Mapping[str, Any]]) -> Gpus:
     return Gpus(there=tuple(there), silent=silent, faults=tuple(faults), worn=tuple(worn))
 
 
-def _found(told: Mapping[str, Any]) -> ResumePoint:
-    step = told.get("step")
+def _found(entry: Mapping[str, Any]) -> ResumePoint:
+    step = entry.get("step")
     return ResumePoint(
-        job=clean_text(str(told.get("job", "")), 128),
-        root=str(told.get("root", "")),
+        job=clean_text(str(entry.get("job", "")), 128),
+        root=str(entry.get("root", "")),
         step=step if isinstance(step, int) else None,
-        path=str(told.get("path", "")),
-        state=str(told.get("state", "")),
-        passed=int(told.get("passed", 0)),
-        passed_over=tuple(clean_text(str(text), 300) for text in told.get("passed_over", ())),
-        because=clean_text(str(told.get("because", "")), 300),
+        path=str(entry.get("path", "")),
+        state=str(entry.get("state", "")),
+        passed=int(entry.get("passed", 0)),
+        passed_over=tuple(clean_text(str(text), 300) for text in entry.get("passed_over", ())),
+        because=clean_text(str(entry.get("because", "")), 300),
     )
 
 
 def main() -> int:
     """Look once, as stdin says."""
-    asked = json.loads(sys.stdin.buffer.read())
+    request = json.loads(sys.stdin.buffer.read())
     looker = HostLook(
-        memory=Path(asked["memory"]),
-        dirs=asked["dirs"],
-        gpu_socket=asked["gpu_socket"],
-        verify=asked["verify"],
-        any_gpus=asked["any_gpus"],
+        memory=Path(request["memory"]),
+        dirs=request["dirs"],
+        gpu_socket=request["gpu_socket"],
+        verify=request["verify"],
+        any_gpus=request["any_gpus"],
     )
-    checked = asyncio.run(looker.look(asked["limit_s"]))
-    sys.stdout.write(json.dumps(answer(looker, checked, asked["wall_s"])))
+    checked = asyncio.run(looker.look(request["limit_s"]))
+    sys.stdout.write(json.dumps(answer(looker, checked, request["wall_s"])))
     return 0
 
 

@@ -32,7 +32,7 @@ MOST_ROOTS: Final = 64
 """Most jobs below one folder that are checked."""
 MOST_ENTRIES: Final = 20_000
 """Most checkpoints of a folder that are checked by name."""
-MOST_TOLD: Final = 8
+MOST_PASSED_OVER: Final = 8
 """Most skipped checkpoints that are listed by name."""
 _FILES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _READERS: Final = 4
@@ -63,13 +63,13 @@ class JobCheckpoint:
 
 def main(argv: list[str]) -> int:
     """Check and print."""
-    folder, how, by_s = Path(argv[0]), argv[1], time.perf_counter() + float(argv[2])
+    folder, depth, by_s = Path(argv[0]), argv[1], time.perf_counter() + float(argv[2])
     with contextlib.ExitStack() as stack:
         if len(argv) > 3 and not _alone(argv[3], stack, float(argv[2]) / 4):
-            told: dict[str, Any] = {"hangs": True, "because": "an earlier check of it still hangs"}
+            answer: dict[str, Any] = {"hangs": True, "because": "an earlier check of it still hangs"}
         else:
-            told = _told(folder, how, by_s)
-    sys.stdout.write(json.dumps(told))
+            answer = _look_at(folder, depth, by_s)
+    sys.stdout.write(json.dumps(answer))
     return 0
 
 
@@ -97,15 +97,15 @@ def _alone(path: str, stack: contextlib.ExitStack, wait_s: float) -> bool:
     return True
 
 
-def _told(folder: Path, how: str, by_s: float) -> dict[str, Any]:
-    told: dict[str, Any] = {"hangs": False, "because": "", "errno": 0}
+def _look_at(folder: Path, depth: str, by_s: float) -> dict[str, Any]:
+    answer: dict[str, Any] = {"hangs": False, "because": "", "errno": 0}
     try:
         space = os.statvfs(folder)
-        told |= {"fsid": space.f_fsid, "real": os.path.realpath(folder)}
-        told["jobs"] = [asdict(found) for root in _roots(folder) for found in _newest(root, how, by_s)]
+        answer |= {"fsid": space.f_fsid, "real": os.path.realpath(folder)}
+        answer["jobs"] = [asdict(found) for root in _roots(folder) for found in _newest(root, depth, by_s)]
     except OSError as error:
-        told |= {"because": error.strerror or str(error), "errno": error.errno or 0}
-    return told
+        answer |= {"because": error.strerror or str(error), "errno": error.errno or 0}
+    return answer
 
 
 def _roots(folder: Path) -> list[Path]:
@@ -151,9 +151,9 @@ def _folders_in(folder: Path) -> list[Path]:
     )
 
 
-def _newest(root: Path, how: str, by_s: float) -> Iterator[JobCheckpoint]:
+def _newest(root: Path, depth: str, by_s: float) -> Iterator[JobCheckpoint]:
     """Yield what there is to resume from: at most one native checkpoint, and one of another framework."""
-    native, sealed = _native(root, how, by_s), _sealed(root, how, by_s)
+    native, sealed = _native(root, depth, by_s), _sealed(root, depth, by_s)
     if native is not None:
         yield native
     if sealed is not None:
@@ -179,7 +179,7 @@ def _plain(root: Path) -> JobCheckpoint | None:
 # --- Native -----------------------------------------------------------------------------------------------------------
 
 
-def _native(root: Path, how: str, by_s: float) -> JobCheckpoint | None:
+def _native(root: Path, depth: str, by_s: float) -> JobCheckpoint | None:
     """Return the newest that holds, as `trainer.store.resume` would take it; None: no file has such a name."""
     found = JobCheckpoint(job="", root=str(root), because="no native checkpoint is whole")
     anything = False
@@ -191,7 +191,7 @@ def _native(root: Path, how: str, by_s: float) -> JobCheckpoint | None:
         if Path(each.path, SET_ASIDE).exists():
             continue
         try:
-            state, because = _read(each, by_s) if how == "full" else ("whole", "")
+            state, because = _read(each, by_s) if depth == "full" else ("whole", "")
         except (StoreError, FileNotFoundError) as error:
             found = _passed(found, f"{each.name}: {error}")
             continue
@@ -201,8 +201,8 @@ def _native(root: Path, how: str, by_s: float) -> JobCheckpoint | None:
 
 
 def _passed(found: JobCheckpoint, text: str) -> JobCheckpoint:
-    told = [*found.passed_over, text[:300]] if found.passed < MOST_TOLD else found.passed_over
-    return replace(found, passed=found.passed + 1, passed_over=told)
+    passed_over = [*found.passed_over, text[:300]] if found.passed < MOST_PASSED_OVER else found.passed_over
+    return replace(found, passed=found.passed + 1, passed_over=passed_over)
 
 
 def _read(found: Found, by_s: float) -> tuple[str, str]:
@@ -235,7 +235,7 @@ def _read(found: Found, by_s: float) -> tuple[str, str]:
 # --- Sealed -----------------------------------------------------------------------------------------------------------
 
 
-def _sealed(root: Path, how: str, by_s: float) -> JobCheckpoint | None:
+def _sealed(root: Path, depth: str, by_s: float) -> JobCheckpoint | None:
     """Return the newest sealed folder that holds, of this one and those in it; None: none is sealed."""
     found = JobCheckpoint(job="", root=str(root), because="no sealed checkpoint is whole")
     folders = [root] if (root / SEAL).exists() else []
@@ -249,13 +249,13 @@ def _sealed(root: Path, how: str, by_s: float) -> JobCheckpoint | None:
         if verdict is None:
             continue
         because, state = "; ".join(map(str, verdict.findings[:2])), "whole"
-        told = ""
-        if not because and how == "full":
-            state, because, told = _verified(path, by_s)
+        remark = ""
+        if not because and depth == "full":
+            state, because, remark = _verified(path, by_s)
         if because:
             found = _passed(found, f"{path.name}: {because}")
             continue
-        return replace(found, step=verdict.seal.step, path=str(path), state=state, because=told)
+        return replace(found, step=verdict.seal.step, path=str(path), state=state, because=remark)
     return found if folders else None
 
 

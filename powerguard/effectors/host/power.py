@@ -124,15 +124,15 @@ class HostEffector:
                 raise EffectorError(msg)
 
     async def _power_off(self, deadline_s: float) -> Detail:
-        told: Detail = (("deadline_s", deadline_s),)
+        detail: Detail = (("deadline_s", deadline_s),)
         if self._mode is not Mode.ARMED:
-            return (("dry_run", True), ("via", "nothing"), *told)
+            return (("dry_run", True), ("via", "nothing"), *detail)
         if self._options.kind == "command":
             argv = [word.replace("{deadline_s}", str(int(deadline_s))) for word in self._options.command]
             await self._run(argv, limit_s=COMMAND_LIMIT_S, right="host.command must give the order and return")
-            return (("dry_run", False), ("via", "command"), *told)
+            return (("dry_run", False), ("via", "command"), *detail)
         await self._say("off", deadline_s)
-        return (("dry_run", False), ("via", "fifo"), *told)
+        return (("dry_run", False), ("via", "fifo"), *detail)
 
     async def _reboot(self, force_after_s: float) -> Detail:
         """Turn the power-off that is under way into a reboot: utility came back after the commit.
@@ -142,14 +142,14 @@ class HostEffector:
         word could not be written, and for kind command, whose shutdown cannot become a reboot.
         """
         deadline_s = min(max(force_after_s, 0.0), self._options.force_after_s)
-        told: Detail = (("deadline_s", deadline_s),)
+        detail: Detail = (("deadline_s", deadline_s),)
         if self._mode is not Mode.ARMED:
-            return (("dry_run", True), ("via", "nothing"), *told)
+            return (("dry_run", True), ("via", "nothing"), *detail)
         if self._options.kind == "command":
             msg = "host: a power-off by host.command cannot end in a reboot: only host.kind: systemd can do that"
             raise EffectorError(msg)
         await self._say("reboot", deadline_s)
-        return (("dry_run", False), ("via", "fifo"), *told)
+        return (("dry_run", False), ("via", "fifo"), *detail)
 
     async def _say(self, verb: Literal["off", "reboot"], deadline_s: float) -> None:
         refuse_under_test(self._options.fifo)
@@ -184,8 +184,8 @@ class HostEffector:
             msg = f"{argv[0]}: did not return within {limit_s:g} s; {right}"
             raise EffectorError(msg)
         if ended.returncode != 0:
-            said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
-            msg = f"{argv[0]}: exit status {ended.returncode}: {said[-1][:200] if said else 'no output'}; {right}"
+            lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+            msg = f"{argv[0]}: exit status {ended.returncode}: {lines[-1][:200] if lines else 'no output'}; {right}"
             raise EffectorError(msg)
 
 
@@ -269,15 +269,15 @@ async def say(path: str, word: str, *, limit_s: float = ANSWER_LIMIT_S) -> None:
     """Write a word and wait for its answer. Raises EffectorError: not written, refused, or not answered (timed_out)."""
     # The first newline ends an unfinished line in the FIFO, which would corrupt this one.
     await write_word(path, f"\n{word}\n".encode("ascii"))
-    said = ""
+    answer = ""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
-            while not (said := _answer(path, word)):  # noqa: ASYNC110 - no code here could set an event
+            while not (answer := _answer(path, word)):  # noqa: ASYNC110 - no code here could set an event
                 await asyncio.sleep(ANSWER_EVERY_S)  # noqa: TID251 - a file does not report changes
-    if said == "accepted":
+    if answer == "accepted":
         return
-    if said:
-        msg = f"powerguard-off did not obey: {said}"
+    if answer:
+        msg = f"powerguard-off did not obey: {answer}"
         raise EffectorError(msg)
     msg = (
         f"powerguard-off has not answered within {limit_s:g} s: journalctl -u powerguard-off.service; "

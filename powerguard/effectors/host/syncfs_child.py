@@ -15,18 +15,18 @@ import threading
 
 def main(argv: list[str]) -> int:
     """Flush and say how it went."""
-    told = dict.fromkeys(argv, "its flush did not end")
+    faults = dict.fromkeys(argv, "its flush did not end")
 
     def flush(path: str) -> None:
-        told[path] = _flush(path)
+        faults[path] = _flush(path)
 
     threads = [threading.Thread(target=flush, args=(path,)) for path in argv]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    sys.stderr.writelines(f"{path}: {fault}\n" for path, fault in told.items() if fault)
-    return 1 if any(told.values()) else 0
+    sys.stderr.writelines(f"{path}: {fault}\n" for path, fault in faults.items() if fault)
+    return 1 if any(faults.values()) else 0
 
 
 def _flush(path: str) -> str:

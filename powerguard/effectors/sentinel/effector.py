@@ -77,15 +77,15 @@ class SentinelPeer:
     key: bytes = field(repr=False)
     seen: str = "no answer"
 
-    async def ask(self, kind: str, asked: Mapping[str, Any]) -> Answer:
-        """Ask until it answers; the caller's limit ends it. asked: of `protocol.Request`, without challenge and nonce.
+    async def ask(self, kind: str, fields: Mapping[str, Any]) -> Answer:
+        """Ask until it answers; the caller's limit ends it. fields: of `protocol.Request`, without challenge and nonce.
 
         Raises EffectorError if another try would not help.
         """
         refused = 0
         while True:
             try:
-                return await self._ask(kind, asked, is_last=refused > 0)
+                return await self._ask(kind, fields, is_last=refused > 0)
             except _AgainError as error:
                 self.seen = str(error)
                 refused += self.seen == _NOT_ACCEPTED
@@ -95,25 +95,25 @@ class SentinelPeer:
                     self.trust.doubt()
             await asyncio.sleep(_AGAIN_S * (1.0 + secrets.randbelow(1000) / 1000.0))  # noqa: TID251 - there is no event to wait for
 
-    async def _ask(self, kind: str, asked: Mapping[str, Any], *, is_last: bool) -> Answer:
+    async def _ask(self, kind: str, fields: Mapping[str, Any], *, is_last: bool) -> Answer:
         status, _, body = await self._request("GET", wire.CHALLENGE_PATH)
         challenge = _object(body).get("challenge") if status == 200 else None
         if not isinstance(challenge, str):
             raise _AgainError(_status(status))
         path = wire.PATHS[kind]
-        question = wire.encode(kind, wire.Request(challenge=challenge, nonce=secrets.token_hex(16), **asked))
+        question = wire.encode(kind, wire.Request(challenge=challenge, nonce=secrets.token_hex(16), **fields))
         signature = wire.sign_request(self.key, path, question)
         status, signed, body = await self._request("POST", path, question, {wire.SIGNATURE: signature})
         if not wire.is_signed(wire.sign_answer(self.key, signature, status, body), signed):
             if status == 401 and is_last:
                 raise EffectorError(_NOT_ACCEPTED)
             raise _AgainError(_NOT_ACCEPTED if status == 401 else _status(status))
-        told = _object(body)
+        answer = _object(body)
         if status in (429, 503):
-            raise _AgainError(_words(told))
+            raise _AgainError(_words(answer))
         if status != 200:
-            raise EffectorError(_words(told))
-        return told
+            raise EffectorError(_words(answer))
+        return answer
 
     async def _request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -126,14 +126,14 @@ class SentinelPeer:
         verify, url = await self.trust.verifying(), f"{self.url}{path}"
         async with self.session.request(
             method, url, data=body, headers=all_headers, allow_redirects=False, timeout=limit, ssl=verify
-        ) as told:
+        ) as response:
             content = b""
-            async for chunk in told.content.iter_chunked(16_384):
+            async for chunk in response.content.iter_chunked(16_384):
                 content += chunk
                 if len(content) > MAX_ANSWER_BYTES:
                     msg = f"an answer is longer than {MAX_ANSWER_BYTES} bytes: this is not a sentinel"
                     raise EffectorError(msg)
-            return told.status, told.headers.get(wire.SIGNATURE), content
+            return response.status, response.headers.get(wire.SIGNATURE), content
 
 
 # Short: an outcome holds 600 characters, and several sentinels may fail at once.
@@ -153,9 +153,9 @@ def _object(body: bytes) -> Mapping[str, Any]:
         return {}
 
 
-def _words(told: Mapping[str, Any]) -> str:
+def _words(answer: Mapping[str, Any]) -> str:
     """The sentinel's reason for a refusal. It is signed, and yet only text."""
-    reason = told.get("reason")
+    reason = answer.get("reason")
     text = reason if isinstance(reason, str) else "refuses without a reason"
     return "".join(c if c.isprintable() else " " for c in text[:400])
 
@@ -186,7 +186,7 @@ _ANSWER_MARGIN_S: Final = 0.1
 _MOST_ORDERS: Final = 99
 """Largest plausible number of orders."""
 
-_Told = dict[str, Answer | str]
+_Answers = dict[str, Answer | str]
 """By URL: what the sentinel answered, or why there is no answer."""
 
 
@@ -224,35 +224,35 @@ class SentinelEffector:
         """
         match action:
             case CheckPowerOn():
-                told = await self._ask("hello", {"feeds": self._feeds}, action)
-                return self._able(told)
+                answers = await self._ask("hello", {"feeds": self._feeds}, action)
+                return self._able(answers)
             case ArmPowerOn() | DisarmPowerOn() if not self._armed:
                 return (("dry_run", True),)
             case ArmPowerOn(outage=outage, in_s=in_s):
-                asked = {
+                fields = {
                     "feeds": self._feeds,
                     "outage": outage,
                     "boot_id": self._boot(),
                     "in_s": min(max(in_s, 0.0), MAX_IN_S),
                     "valid_s": self._options.valid_for_h * 3600.0,
                 }
-                return self._stored(await self._ask("store", asked, action), outage)
+                return self._stored(await self._ask("store", fields, action), outage)
             case DisarmPowerOn(outage=""):
                 # One that is dead takes all the time that it is given: half of it is for the others' second answer.
                 soon = replace(action, by_s=(self._clock() + action.by_s) / 2)
-                told = await self._ask("hello", {"feeds": self._feeds}, soon)
-                for outage in _held(told):
-                    told = await self._ask("withdraw", {"outage": outage}, action)
-                return self._withdrawn(told)
+                answers = await self._ask("hello", {"feeds": self._feeds}, soon)
+                for outage in _held(answers):
+                    answers = await self._ask("withdraw", {"outage": outage}, action)
+                return self._withdrawn(answers)
             case DisarmPowerOn(outage=outage):
                 return self._withdrawn(await self._ask("withdraw", {"outage": outage}, action))
             case _:
                 msg = f"the sentinel effector carries out orders of its power-on method, not {type(action).__name__}"
                 raise TypeError(msg)
 
-    def _able(self, told: _Told) -> Detail:
+    def _able(self, answers: _Answers) -> Detail:
         able, failed = [], []
-        for url, answer in told.items():
+        for url, answer in answers.items():
             blocked = [answer] if isinstance(answer, str) else _texts(answer.get("blocked"))
             if blocked:
                 failed.append(f"{url}: {', '.join(blocked)}")
@@ -262,9 +262,9 @@ class SentinelEffector:
             raise EffectorError("no sentinel would power this host on: " + "; ".join(failed))
         return _detail(able, failed)
 
-    def _stored(self, told: _Told, outage: str) -> Detail:
+    def _stored(self, answers: _Answers, outage: str) -> Detail:
         stored, failed, in_s = [], [], 0.0
-        for url, answer in told.items():
+        for url, answer in answers.items():
             if isinstance(answer, str):
                 failed.append(f"{url}: {answer}")
                 continue
@@ -281,21 +281,21 @@ class SentinelEffector:
             raise EffectorError("no sentinel has stored it: " + "; ".join(failed))
         return (("in_s", in_s), *_detail(stored, failed))
 
-    def _withdrawn(self, told: _Told) -> Detail:
-        failed = [f"{url}: {answer}" for url, answer in told.items() if isinstance(answer, str)]
+    def _withdrawn(self, answers: _Answers) -> Detail:
+        failed = [f"{url}: {answer}" for url, answer in answers.items() if isinstance(answer, str)]
         if failed:
             raise EffectorError("not withdrawn everywhere: " + "; ".join(failed))
-        orders = {url: _orders(answer) for url, answer in told.items()}
+        orders = {url: _orders(answer) for url, answer in answers.items()}
         ordered = [url for url, count in orders.items() if count]
         more: Detail = ()
         if ordered:
-            count, who = sum(orders.values()), ", ".join(ordered)
-            because = f"{who} has powered this host on" + (f", at order {count}" if count > 1 else "")
-            more = (("orders", count), ("ordered_by", who), ("because", because))
-        found = any(answer.get("was_there") is True for answer in told.values() if not isinstance(answer, str))
-        return (*_detail(list(told), []), ("disarmed", found), *more)
+            count, sentinels = sum(orders.values()), ", ".join(ordered)
+            because = f"{sentinels} has powered this host on" + (f", at order {count}" if count > 1 else "")
+            more = (("orders", count), ("ordered_by", sentinels), ("because", because))
+        found = any(answer.get("was_there") is True for answer in answers.values() if not isinstance(answer, str))
+        return (*_detail(list(answers), []), ("disarmed", found), *more)
 
-    async def _ask(self, kind: str, asked: Mapping[str, Any], action: Action) -> _Told:
+    async def _ask(self, kind: str, fields: Mapping[str, Any], action: Action) -> _Answers:
         """Ask all at once. Raises EffectorError if none could be asked."""
         limit_s = max(action.by_s - self._clock() - _ANSWER_MARGIN_S, 0.0)
         by_s = asyncio.get_running_loop().time() + limit_s
@@ -307,22 +307,22 @@ class SentinelEffector:
             msg = f"sentinel.key and sentinel.ca were not read within {limit_s:.1f} s: their disk hangs"
             raise EffectorError(msg) from None
         host = self._options.name or socket.gethostname().partition(".")[0]
-        told: _Told = dict.fromkeys(self._options.urls, "")
+        answers: _Answers = dict.fromkeys(self._options.urls, "")
         async with session(self._names) as open_session, asyncio.TaskGroup() as tasks:
 
             async def ask(url: str) -> None:
                 peer = SentinelPeer(url, open_session, self._trust, key)
                 try:
                     async with asyncio.timeout_at(by_s):
-                        told[url] = await peer.ask(kind, {"host": host, **asked})
+                        answers[url] = await peer.ask(kind, {"host": host, **fields})
                 except TimeoutError:
-                    told[url] = peer.seen
+                    answers[url] = peer.seen
                 except EffectorError as error:
-                    told[url] = str(error)
+                    answers[url] = str(error)
 
             for url in self._options.urls:
                 tasks.create_task(ask(url))
-        return told
+        return answers
 
     async def _key(self) -> bytes:
         if self._options.key is None:
@@ -339,23 +339,23 @@ class SentinelEffector:
         return key
 
 
-def _orders(told: Answer | str) -> int:
+def _orders(answer: Answer | str) -> int:
     """How often it has ordered this host powered on in this outage; older sentinels do not report it."""
-    count = 0 if isinstance(told, str) else told.get("orders")
+    count = 0 if isinstance(answer, str) else answer.get("orders")
     return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MOST_ORDERS else 0
 
 
-def _held(told: _Told) -> list[str]:
+def _held(answers: _Answers) -> list[str]:
     """Return the outages of its stored intents, for a host that has no record of any."""
-    intents = [answer.get("intent") for answer in told.values() if not isinstance(answer, str)]
+    intents = [answer.get("intent") for answer in answers.values() if not isinstance(answer, str)]
     return sorted({str(intent.get("outage")) for intent in intents if isinstance(intent, Mapping)})
 
 
-def _texts(told: object) -> list[str]:
+def _texts(value: object) -> list[str]:
     """The reasons that block it; an answer without the field counts as blocked."""
-    if not isinstance(told, list):
+    if not isinstance(value, list):
         return ["does not report whether it would"]
-    return ["".join(c if c.isprintable() else " " for c in str(each)[:300]) for each in told[:8]]
+    return ["".join(c if c.isprintable() else " " for c in str(each)[:300]) for each in value[:8]]
 
 
 def _detail(urls: list[str], failed: list[str]) -> Detail:

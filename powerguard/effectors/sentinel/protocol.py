@@ -71,30 +71,30 @@ _FIELDS: Final = {
 }
 
 
-def encode(kind: str, asked: Request) -> bytes:
+def encode(kind: str, request: Request) -> bytes:
     """Return the body of a request. kind: of `PATHS`."""
-    told = {name: value for name, value in asdict(asked).items() if name in _FIELDS[kind]}
-    return json.dumps({"schema_version": SCHEMA_VERSION, **told}).encode()
+    fields = {name: value for name, value in asdict(request).items() if name in _FIELDS[kind]}
+    return json.dumps({"schema_version": SCHEMA_VERSION, **fields}).encode()
 
 
 def decode(kind: str, body: bytes) -> Request:
     """Read the body of a request; the whole body is checked before any of it is used. Raises WireError."""
-    told = _object(body)
-    if told.pop("schema_version", None) != SCHEMA_VERSION:
+    fields = _object(body)
+    if fields.pop("schema_version", None) != SCHEMA_VERSION:
         msg = f"schema_version must be {SCHEMA_VERSION}"
         raise SentinelWireError(msg)
-    if set(told) != _FIELDS[kind]:
+    if set(fields) != _FIELDS[kind]:
         msg = f"must have exactly schema_version, {', '.join(sorted(_FIELDS[kind]))}"
         raise SentinelWireError(msg)
     return Request(
-        challenge=_text(told, "challenge", _ID),
-        nonce=_text(told, "nonce", _HEX),
-        host=_text(told, "host", _NAME),
-        feeds=_feeds(told["feeds"]) if "feeds" in told else (),
-        outage=_text(told, "outage", _ID) if "outage" in told else "",
-        boot_id=_text(told, "boot_id", _ID) if "boot_id" in told else "",
-        in_s=_seconds(told, "in_s", 0.0, MAX_IN_S) if "in_s" in told else 0.0,
-        valid_s=_seconds(told, "valid_s", MIN_VALID_S, MAX_VALID_S) if "valid_s" in told else 0.0,
+        challenge=_text(fields, "challenge", _ID),
+        nonce=_text(fields, "nonce", _HEX),
+        host=_text(fields, "host", _NAME),
+        feeds=_feeds(fields["feeds"]) if "feeds" in fields else (),
+        outage=_text(fields, "outage", _ID) if "outage" in fields else "",
+        boot_id=_text(fields, "boot_id", _ID) if "boot_id" in fields else "",
+        in_s=_seconds(fields, "in_s", 0.0, MAX_IN_S) if "in_s" in fields else 0.0,
+        valid_s=_seconds(fields, "valid_s", MIN_VALID_S, MAX_VALID_S) if "valid_s" in fields else 0.0,
     )
 
 
@@ -110,13 +110,13 @@ def sign_request(key: bytes, path: str, body: bytes) -> str:
 
 def sign_answer(key: bytes, request_signature: str, status: int, body: bytes) -> str:
     """HMAC-SHA256 over an answer, bound to the one request that it answers."""
-    told = b"\n".join((_ANSWER, request_signature.encode("ascii", "replace"), str(status).encode(), body))
-    return hmac.new(key, told, hashlib.sha256).hexdigest()
+    message = b"\n".join((_ANSWER, request_signature.encode("ascii", "replace"), str(status).encode(), body))
+    return hmac.new(key, message, hashlib.sha256).hexdigest()
 
 
-def is_signed(expected: str, told: str | None) -> bool:
+def is_signed(expected: str, signature: str | None) -> bool:
     """Compare two signatures in a time that does not depend on where they differ."""
-    return hmac.compare_digest(expected.encode(), (told or "").encode("utf-8", "replace"))
+    return hmac.compare_digest(expected.encode(), (signature or "").encode("utf-8", "replace"))
 
 
 class Challenges:
@@ -132,16 +132,16 @@ class Challenges:
 
     def make(self, now_s: float, salt: bytes) -> str:
         """Return a challenge. now_s: this process's clock, at least 0; salt: 8 random bytes."""
-        told = int(now_s * 1000.0).to_bytes(8, "big") + salt
-        return base64.urlsafe_b64encode(told + self._mac(told)).decode()
+        body = int(now_s * 1000.0).to_bytes(8, "big") + salt
+        return base64.urlsafe_b64encode(body + self._mac(body)).decode()
 
     def is_good(self, challenge: str, now_s: float) -> bool:
         """Say whether it is ours, young enough, and not used yet."""
         try:
-            told = base64.urlsafe_b64decode(challenge.encode("ascii"))
+            decoded = base64.urlsafe_b64decode(challenge.encode("ascii"))
         except ValueError:
             return False
-        body, mac = told[:-_MAC_BYTES], told[-_MAC_BYTES:]
+        body, mac = decoded[:-_MAC_BYTES], decoded[-_MAC_BYTES:]
         if len(body) != 16 or not hmac.compare_digest(self._mac(body), mac):
             return False
         age_s = now_s - int.from_bytes(body[:8], "big") / 1000.0
@@ -153,8 +153,8 @@ class Challenges:
         self._used = {each: until_s for each, until_s in self._used.items() if until_s > now_s}
         self._used[base64.urlsafe_b64decode(challenge)[:-_MAC_BYTES].hex()] = now_s + CHALLENGE_S + 1.0
 
-    def _mac(self, told: bytes) -> bytes:
-        return hmac.new(self._secret, _CHALLENGE + told, hashlib.sha256).digest()[:_MAC_BYTES]
+    def _mac(self, body: bytes) -> bytes:
+        return hmac.new(self._secret, _CHALLENGE + body, hashlib.sha256).digest()[:_MAC_BYTES]
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -162,17 +162,17 @@ def _object(body: bytes) -> dict[str, Any]:
         msg = f"must be at most {MAX_BODY_BYTES} bytes"
         raise SentinelWireError(msg)
     try:
-        told = json.loads(body)
+        value = json.loads(body)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        value = None
+    if not isinstance(value, dict):
         msg = "must be a JSON object"
         raise SentinelWireError(msg)
-    return told
+    return value
 
 
-def _text(told: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
-    value = told[name]
+def _text(fields: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    value = fields[name]
     if not isinstance(value, str) or not pattern.fullmatch(value):
         msg = f"{name} must be text of the form {pattern.pattern}"
         raise SentinelWireError(msg)
@@ -188,8 +188,8 @@ def _feeds(value: object) -> tuple[str, ...]:
     raise SentinelWireError(msg)
 
 
-def _seconds(told: Mapping[str, Any], name: str, least: float, most: float) -> float:
-    value = told[name]
+def _seconds(fields: Mapping[str, Any], name: str, least: float, most: float) -> float:
+    value = fields[name]
     # NaN is between no two numbers.
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         msg = f"{name} must be seconds, {least:g} to {most:g}"

@@ -175,8 +175,10 @@ async def findings(
     able = [each for each in trainers.values() if each.get("reachable") is True]
     found = []
     if able:
-        told = ", ".join(f"{each.get('socket')}: {each.get('processes')} in {each.get('scope')}" for each in able[:8])
-        found.append(Finding("signals", "PASS", f"could be stopped: {told}"))
+        listing = ", ".join(
+            f"{each.get('socket')}: {each.get('processes')} in {each.get('scope')}" for each in able[:8]
+        )
+        found.append(Finding("signals", "PASS", f"could be stopped: {listing}"))
     elif not wrong:
         found.append(Finding("signals", "PASS", "the helper answers; no trainer listens now"))
     if wrong:

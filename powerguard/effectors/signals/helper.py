@@ -38,15 +38,15 @@ from powerguard.clock import boottime_s
 from powerguard.effectors.root_helper import (
     EX_USAGE,
     Answer,
+    BootFolder,
     KeptError,
-    KeptFolder,
     RefusedError,
     by_hand,
+    log_line,
     past_s,
     refuse_under_test,
     seconds,
     serve,
-    tell,
     wait_until_due,
 )
 from powerguard.effectors.signals.processes import (
@@ -120,7 +120,7 @@ class Stopped:
     processes: tuple[tuple[int, int], ...]
 
 
-class SignalFolder(KeptFolder):
+class SignalFolder(BootFolder):
     """The helper's own folder: /run/powerguard-signal, or a test's."""
 
     def __init__(self, path: Path) -> None:
@@ -129,8 +129,8 @@ class SignalFolder(KeptFolder):
 
     def read(self) -> tuple[Stopped, ...]:
         """The stopped processes on file. Raises KeptError."""
-        told = self.load()
-        if told is None:
+        content = self.load()
+        if content is None:
             return ()
         try:
             return tuple(
@@ -140,7 +140,7 @@ class SignalFolder(KeptFolder):
                     at_s=past_s(each["at_s"]),
                     processes=tuple((int(pid), int(started)) for pid, started in each["processes"]),
                 )
-                for each in told["stopped"]
+                for each in content["stopped"]
             )
         except (ValueError, KeyError, TypeError):
             raise self.nonsense() from None
@@ -211,9 +211,9 @@ def do_stop(places: Places, word: SignalRequest) -> Answer:
             places.folder.write((*others, known))
             refused += _signal(fresh, signal.SIGSTOP)[1]
             job = _again(job)
-        told = _settled(known, lambda process: process.state in STOPPED)
-        told += [(process, "pending") for process in fresh]  # it starts others faster than we stop them
-        answer = _answer(word, job, told, "stopped") | _not_permitted(refused)
+        results = _settled(known, lambda process: process.state in STOPPED)
+        results += [(process, "pending") for process in fresh]  # it starts others faster than we stop them
+        answer = _answer(word, job, results, "stopped") | _not_permitted(refused)
         if not known.processes and not any(each.state in STOPPED for each in job.processes):
             answer |= {"ok": False, "error": f"{word.socket}: no process was left to stop"}
         return answer
@@ -237,9 +237,9 @@ def do_terminate(places: Places, word: SignalRequest) -> Answer:
 def do_continue(places: Places, word: SignalRequest) -> Answer:
     """Continue the stopped processes, and forget them. No effect without a file."""
     with places.folder.locked(boottime_s() + WITHIN_S):
-        told, refused = _let_go(places, places.folder.read(), word.socket)
-    answer: Answer = {"ok": True, "socket": word.socket, **_counted(told, "continued")}
-    standing = [process.pid for process, did in told if did == "pending"]
+        results, refused = _let_go(places, places.folder.read(), word.socket)
+    answer: Answer = {"ok": True, "socket": word.socket, **_counted(results, "continued")}
+    standing = [process.pid for process, did in results if did == "pending"]
     if standing:
         # SIGCONT is never lost: one that is still stopped was stopped again, or is held by a debugger.
         named = ", ".join(map(str, standing[:_MOST_LISTED]))
@@ -255,7 +255,7 @@ def _let_go(places: Places, kept: tuple[Stopped, ...], name: str) -> tuple[list[
     going = [entry for entry in kept if name in ("", entry.socket)]
     refused = [each for entry in going for each in _signal(_processes(entry), signal.SIGCONT)[1]]
     keys = {process.key for process in refused}
-    told = [
+    results = [
         (process, "failed" if process.key in keys else "continued" if did == "stopped" else did)
         for entry in going
         for process, did in _settled(entry, lambda process: process.key in keys or process.state not in STOPPED)
@@ -266,8 +266,8 @@ def _let_go(places: Places, kept: tuple[Stopped, ...], name: str) -> tuple[list[
         try:
             places.folder.write((*others, *(entry for entry in left if entry.processes)))
         except KeptError as error:  # they continue anyway, and the watch will send SIGCONT once more
-            tell(4, str(error))
-    return told, refused
+            log_line(4, str(error))
+    return results, refused
 
 
 def _signal(processes: Sequence[Process], word: signal.Signals) -> tuple[list[Process], list[Process]]:
@@ -285,8 +285,8 @@ def _signal(processes: Sequence[Process], word: signal.Signals) -> tuple[list[Pr
 def _not_permitted(refused: Sequence[Process]) -> Answer:
     if not refused:
         return {}
-    who = ", ".join(f"{_printable(process.name)} ({process.pid})" for process in refused[:8])
-    text = f"not permitted for {who}: powerguard-signal lacks CAP_KILL, or a security module forbids it (dmesg)"
+    names = ", ".join(f"{_printable(process.name)} ({process.pid})" for process in refused[:8])
+    text = f"not permitted for {names}: powerguard-signal lacks CAP_KILL, or a security module forbids it (dmesg)"
     return {"ok": False, "error": text}
 
 
@@ -295,10 +295,10 @@ def _parted(kept: tuple[Stopped, ...], name: str, uid: int) -> tuple[Stopped, tu
 
     The same name may be another user's by now: processes that were stopped before stay in the file.
     """
-    mine = [entry for entry in kept if (entry.socket, entry.uid) == (name, uid)]
-    alive = tuple(process.key for entry in mine for process in _processes(entry))
+    own = [entry for entry in kept if (entry.socket, entry.uid) == (name, uid)]
+    alive = tuple(process.key for entry in own for process in _processes(entry))
     known = Stopped(socket=name, uid=uid, at_s=boottime_s(), processes=alive)
-    return known, tuple(entry for entry in kept if entry not in mine)
+    return known, tuple(entry for entry in kept if entry not in own)
 
 
 def _job(places: Places, name: str, kept: tuple[Stopped, ...]) -> Job:
@@ -333,24 +333,27 @@ def _settled(entry: Stopped, fits: Callable[[Process], bool]) -> list[tuple[Proc
         time.sleep(0.01)
 
 
-def _answer(word: SignalRequest, job: Job, told: Sequence[tuple[Process, str]], did: str) -> Answer:
+def _answer(word: SignalRequest, job: Job, results: Sequence[tuple[Process, str]], did: str) -> Answer:
     return {
         "ok": True,
         "socket": word.socket,
         "uid": job.listener.uid,
         "listener": job.listener.pid,
         "scope": job.scope,
-        **_counted(told, did),
+        **_counted(results, did),
     }
 
 
-def _counted(told: Sequence[tuple[Process, str]], did: str) -> Answer:
+def _counted(results: Sequence[tuple[Process, str]], did: str) -> Answer:
     """The number of processes, and the first of them by name; failures come first."""
-    ordered = sorted(told, key=lambda each: each[1] == did)
-    return {did: sum(one == did for _, one in told), "processes": [_told(*each) for each in ordered[:_MOST_LISTED]]}
+    ordered = sorted(results, key=lambda each: each[1] == did)
+    return {
+        did: sum(one == did for _, one in results),
+        "processes": [_result(*each) for each in ordered[:_MOST_LISTED]],
+    }
 
 
-def _told(process: Process, did: str) -> Answer:
+def _result(process: Process, did: str) -> Answer:
     return {"pid": process.pid, "name": _printable(process.name), "did": did}
 
 
@@ -383,12 +386,12 @@ def do_list(places: Places, word: SignalRequest) -> Answer:
         for entry in kept[:_MOST_LISTED]
     ]
     left_out = len(names) - len(trainers)
-    told = {"ok": True, "trainers": trainers, "left_out": left_out, "stopped": stopped}
+    answer = {"ok": True, "trainers": trainers, "left_out": left_out, "stopped": stopped}
     try:
         units = sorted(allowed(places.allowed, places.owner))[:_MOST_LISTED]
     except RefusedError as error:
-        return {**told, "units": [], "units_because": str(error)}
-    return {**told, "units": [{"unit": unit, "signal": name} for unit, name in units], "units_because": ""}
+        return {**answer, "units": [], "units_because": str(error)}
+    return {**answer, "units": [{"unit": unit, "signal": name} for unit, name in units], "units_because": ""}
 
 
 def _listed(places: Places, name: str, among: Mapping[int, Process]) -> Answer:
@@ -427,16 +430,16 @@ def do_checkpoint(places: Places, word: SignalRequest) -> Answer:
         msg = f"{word.unit} {word.signal}: is not in {places.allowed} (one `UNIT SIGNAL` a line, root's to write)"
         raise RefusedError(msg)
     number = SIGNALS[word.signal]
-    there = unit_processes(word.unit)
-    if not there:
+    present = unit_processes(word.unit)
+    if not present:
         msg = f"{word.unit}: has no process under the system's own manager (systemctl status {word.unit})"
         raise RefusedError(msg)
-    asked = [each for each in topmost(there, lambda each: catches(each.pid, number)) if send(each, number)]
-    if not asked:
+    signalled = [each for each in topmost(present, lambda each: catches(each.pid, number)) if send(each, number)]
+    if not signalled:
         msg = f"{word.unit}: none of its processes handles SIG{word.signal}, which would only end them"
         raise RefusedError(msg)
-    processes = [_told(process, "signalled") for process in asked]
-    return {"ok": True, "unit": word.unit, "signal": word.signal, "signalled": len(asked), "processes": processes}
+    processes = [_result(process, "signalled") for process in signalled]
+    return {"ok": True, "unit": word.unit, "signal": word.signal, "signalled": len(signalled), "processes": processes}
 
 
 WORDS: Final[Mapping[str, Callable[[Places, SignalRequest], Answer]]] = {
@@ -458,19 +461,19 @@ _TAKES: Final[Mapping[str, tuple[str, ...]]] = {
 # --- Understanding ---------------------------------------------------------------------------------------------------
 
 
-def checked(told: Mapping[str, object]) -> SignalRequest:
+def checked(fields: Mapping[str, object]) -> SignalRequest:
     """Return the word of a request, if it is valid. Raises RefusedError."""
-    name = told.get("word")
+    name = fields.get("word")
     if not isinstance(name, str) or name not in WORDS:
         msg = f"unknown word; the words are {', '.join(WORDS)}"
         raise RefusedError(msg)
     takes = _TAKES.get(name, ())
     needed = set() if name == "continue" else set(takes)
-    given = set(told) - {"word"}
-    if not needed <= given <= set(takes) or not all(isinstance(told[key], str) for key in given):
+    given = set(fields) - {"word"}
+    if not needed <= given <= set(takes) or not all(isinstance(fields[key], str) for key in given):
         msg = f"{name} takes {' and '.join(takes) or 'no other key'}, as text"
         raise RefusedError(msg)
-    word = SignalRequest(**{"word": name, **{key: str(told[key]) for key in given}})
+    word = SignalRequest(**{"word": name, **{key: str(fields[key]) for key in given}})
     if "socket" in given and not SOCKET_NAME.fullmatch(word.socket):
         msg = f"{word.socket[:80]!r} is not the name of a socket in {SOCKETS} (example: llm.sock)"
         raise RefusedError(msg)
@@ -496,11 +499,11 @@ def carry_out(places: Places, word: SignalRequest) -> Answer:
 
 def _log(word: SignalRequest, answer: Answer) -> None:
     """Log which processes a word has reached and what went wrong."""
-    who = word.socket or word.unit
+    target = word.socket or word.unit
     for process in answer.get("processes", []):
-        tell(5, f"{who or 'all'}: {process['name']} ({process['pid']}): {process['did']}")
+        log_line(5, f"{target or 'all'}: {process['name']} ({process['pid']}): {process['did']}")
     if not answer["ok"]:
-        tell(3, f"{word.word}: {answer['error']}")
+        log_line(3, f"{word.word}: {answer['error']}")
 
 
 # --- The ways in ----------------------------------------------------------------------------------------------------
@@ -515,7 +518,7 @@ def watch(places: Places, lease_s: float) -> int:
     held = wait_until_due(folder.read, lambda kept: max(folder.held_s(), *(each.at_s for each in kept)) + lease_s)
     if not held:
         return 0
-    tell(4, f"the daemon has not renewed the stop for {lease_s:g} s: continuing the stopped jobs")
+    log_line(4, f"the daemon has not renewed the stop for {lease_s:g} s: continuing the stopped jobs")
     return 0 if carry_out(places, SignalRequest(word="continue"))["ok"] else 1
 
 
@@ -536,13 +539,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EX_USAGE if end.code else 0
     places = Places(folder=SignalFolder(args.folder), sockets=args.sockets, allowed=args.allowed, owner=os.geteuid())
     if args.word == "serve":
-        return serve(lambda told: carry_out(places, checked(told)), awaited=("stop", "terminate"))
+        return serve(lambda fields: carry_out(places, checked(fields)), awaited=("stop", "terminate"))
     if args.word == "watch":
         return watch(places, args.lease_s)
     # One name too many is a key too many, which `checked` refuses by saying what the word takes.
     takes = (*_TAKES.get(args.word, ()), "more", "and more")
-    told = {"word": args.word, **dict(zip(takes, args.names, strict=False))}
-    return by_hand("powerguard-signal", lambda: carry_out(places, checked(told)))
+    fields = {"word": args.word, **dict(zip(takes, args.names, strict=False))}
+    return by_hand("powerguard-signal", lambda: carry_out(places, checked(fields)))
 
 
 def main() -> None:

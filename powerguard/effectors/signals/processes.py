@@ -126,15 +126,15 @@ def look(pid: int) -> Process | None:
     """Look at one process; None when it is gone, has ended, or runs as more than one user (sudo and its like)."""
     try:
         folder = Path(PROC) / str(pid)
-        told = (folder / "stat").read_bytes()
-        words = (folder / "status").read_text("utf-8", "replace")
+        stat_line = (folder / "stat").read_bytes()
+        status = (folder / "status").read_text("utf-8", "replace")
         cgroups = (folder / "cgroup").read_text("utf-8", "replace")
     except (OSError, ValueError):
         return None
     # The name is in brackets and may hold anything, brackets too.
-    name, _, rest = told.partition(b"(")[2].rpartition(b")")
+    name, _, rest = stat_line.partition(b"(")[2].rpartition(b")")
     fields = rest.split()
-    uids = {line for line in re.findall(r"^Uid:\s*(.*)$", words, re.MULTILINE) for line in line.split()}
+    uids = {line for line in re.findall(r"^Uid:\s*(.*)$", status, re.MULTILINE) for line in line.split()}
     if len(fields) < 20 or fields[0].decode() in _ENDED or len(uids) != 1:
         return None
     return Process(
@@ -148,9 +148,9 @@ def look(pid: int) -> Process | None:
     )
 
 
-def _cgroup(told: str) -> str:
+def _cgroup(text: str) -> str:
     """The path that systemd and others order processes by: of cgroup v2, or of v1's systemd hierarchy."""
-    lines = [line.split(":", 2) for line in told.splitlines() if line.count(":") >= 2]
+    lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
     for hierarchy in ("name=systemd", ""):
         for _, controllers, path in lines:
             if controllers == hierarchy:
@@ -187,10 +187,10 @@ def send(process: Process, word: signal.Signals) -> bool:
 def catches(pid: int, word: signal.Signals) -> bool:
     """Say whether a process has a handler for a signal: without one, most signals end it."""
     try:
-        told = (Path(PROC) / str(pid) / "status").read_text("utf-8", "replace")
+        status = (Path(PROC) / str(pid) / "status").read_text("utf-8", "replace")
     except OSError:
         return False
-    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)$", told, re.MULTILINE)
+    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return mask is not None and bool(int(mask[1], 16) >> (word - 1) & 1)
 
 
@@ -285,13 +285,13 @@ def job_of(process: Process, among: Mapping[int, Process]) -> Job:
     that is not a shell or another program that starts jobs.
     """
     place = place_of(process.cgroup)
-    there = {pid: other for pid, other in among.items() if not place or _is_in(other.cgroup, place)}
-    mine = {pid: other for pid, other in there.items() if other.uid == process.uid}
-    mine[process.pid] = process
-    if place and (_is_job(place) or (len(mine) == len(there) and not _has_hub(mine))):
-        found, scope = mine, place.rpartition("/")[2]
+    in_place = {pid: other for pid, other in among.items() if not place or _is_in(other.cgroup, place)}
+    own = {pid: other for pid, other in in_place.items() if other.uid == process.uid}
+    own[process.pid] = process
+    if place and (_is_job(place) or (len(own) == len(in_place) and not _has_hub(own))):
+        found, scope = own, place.rpartition("/")[2]
     else:
-        found = _tree(process, {pid: other for pid, other in mine.items() if other.cgroup == process.cgroup})
+        found = _tree(process, {pid: other for pid, other in own.items() if other.cgroup == process.cgroup})
         scope = "process tree"
     # Parents first: no running process must see its children stopped or gone.
     ordered = sorted(found.values(), key=lambda other: (_depth(other, found), other.pid))
@@ -331,13 +331,13 @@ def _is_in(cgroup: str, place: str) -> bool:
     return cgroup == place or cgroup.startswith(f"{place}/")
 
 
-def _tree(process: Process, mine: Mapping[int, Process]) -> dict[int, Process]:
+def _tree(process: Process, processes: Mapping[int, Process]) -> dict[int, Process]:
     top, seen = process, {process.pid}
-    while (parent := mine.get(top.parent)) is not None and parent.name not in _STARTERS and parent.pid not in seen:
+    while (parent := processes.get(top.parent)) is not None and parent.name not in _STARTERS and parent.pid not in seen:
         top = parent
         seen.add(top.pid)
     found = {top.pid: top}
-    while more := {pid: other for pid, other in mine.items() if other.parent in found and pid not in found}:
+    while more := {pid: other for pid, other in processes.items() if other.parent in found and pid not in found}:
         found |= more
     return found
 

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from powerguard.clock import boottime_s
 from powerguard.effectors.child import Ended, run_child
-from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, by_hand, serve, tell
+from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, by_hand, log_line, serve
 
 MARK: Final = "powerguard:"
 """How a Reason of ours begins."""
@@ -179,11 +179,11 @@ def _each(request: Request, jobs: Sequence[str], done: list[str], *argv: str) ->
         some = jobs[at : at + AT_ONCE]
         call = [word.replace("{}", ",".join(some)) for word in argv]
         returncode, output = _run(request, *call)
-        told = {each["left"] or each["right"]: each["why"] or each["because"] for each in _REFUSED.finditer(output)}
-        if returncode != 0 and not told.keys() & set(some):
+        reasons = {each["left"] or each["right"]: each["why"] or each["because"] for each in _REFUSED.finditer(output)}
+        if returncode != 0 and not reasons.keys() & set(some):
             raise SlurmError(_refused(call, output))
-        done += [job for job in some if job not in told]
-        refused += [f"{job}: {told[job]}" for job in some if job in told]
+        done += [job for job in some if job not in reasons]
+        refused += [f"{job}: {reasons[job]}" for job in some if job in reasons]
     return refused
 
 
@@ -308,7 +308,7 @@ def do_show(request: Request) -> Answer:
     node, jobs = _node(request), _jobs(request)
     return {
         "ok": True,
-        **_told(node),
+        **_node_fields(node),
         "version": node.version,
         "jobs": [{"id": job.id, "leads": job.leads, "requeues": job.requeues} for job in jobs],
     }
@@ -329,7 +329,7 @@ def do_drain(request: Request) -> Answer:
     jobs = []
     with contextlib.suppress(SlurmError):  # the ids serve a return whose requeue was not answered; the drain is done
         jobs = [job.id for job in _jobs(request) if job.leads and job.requeues]
-    return {"ok": True, "did": did, **_told(node), "jobs": jobs}
+    return {"ok": True, "did": did, **_node_fields(node), "jobs": jobs}
 
 
 def do_signal(request: Request) -> Answer:
@@ -339,10 +339,10 @@ def do_signal(request: Request) -> Answer:
         if not job.leads:
             continue
         try:
-            told = _slurm(request, "scontrol", "--oneliner", "show", "job", job.id)
-            asked = _SIGNAL.search(told.partition(" Comment=")[2])
-            if asked:
-                _slurm(request, "scancel", "--batch", f"--signal={asked[1]}", job.id)
+            output = _slurm(request, "scontrol", "--oneliner", "show", "job", job.id)
+            requested = _SIGNAL.search(output.partition(" Comment=")[2])
+            if requested:
+                _slurm(request, "scancel", "--batch", f"--signal={requested[1]}", job.id)
                 sent.append(job.id)
         except SlurmError as error:
             failed.append(f"{job.id}: {error}")
@@ -363,7 +363,7 @@ def do_leave(request: Request) -> Answer:
         refused = _each(early, jobs, done, "scontrol", "requeuehold" if request.hold else "requeue", "{}")
     except SlurmError as error:  # slurmctld itself requeues the jobs of a node that is down
         refused = [str(error)]
-    told: Answer
+    outcome: Answer
     try:
         node, did = _node(request), "not_ours"
         if not node.is_foreign:
@@ -372,14 +372,14 @@ def do_leave(request: Request) -> Answer:
                 # With ReturnToService=2 slurmctld starts jobs on a node that is only down as soon as its slurmd is up.
                 with contextlib.suppress(SlurmError):
                     node = _set_state(request, "DRAIN")
-        told = {"did": did, **_told(node)}
+        outcome = {"did": did, **_node_fields(node)}
     except SlurmError as error:
         if not done:
             raise
-        told = {"did": "requeued", "node": request.node}
+        outcome = {"did": "requeued", "node": request.node}
         refused.append(str(error))
     because = "; ".join(refused)[:1000]
-    return {"ok": True, **told, "jobs": done, "refused": len(refused), "because": because}
+    return {"ok": True, **outcome, "jobs": done, "refused": len(refused), "because": because}
 
 
 def do_return(request: Request) -> Answer:
@@ -396,7 +396,7 @@ def do_return(request: Request) -> Answer:
     started: list[str] = []
     refused = _start(request, started) if request.jobs else []
     because = "; ".join(refused)[:1000]
-    return {"ok": True, "did": did, **_told(node), "jobs": started, "refused": len(refused), "because": because}
+    return {"ok": True, "did": did, **_node_fields(node), "jobs": started, "refused": len(refused), "because": because}
 
 
 def _start(request: Request, started: list[str]) -> list[str]:
@@ -413,7 +413,7 @@ def _start(request: Request, started: list[str]) -> list[str]:
     return refused + _each(request, jobs, started, "scontrol", "update", "JobId={}", "StartTime=now")
 
 
-def _told(node: Node) -> Answer:
+def _node_fields(node: Node) -> Answer:
     return {"node": node.name, "state": "+".join(sorted(node.states)), "reason": node.reason, "ours": node.is_ours()}
 
 
@@ -436,33 +436,33 @@ _TAKES: Final[Mapping[str, frozenset[str]]] = {
 # --- Understanding --------------------------------------------------------------------------------------------------
 
 
-def checked(told: Mapping[str, object], host: Host) -> Request:
+def checked(fields: Mapping[str, object], host: Host) -> Request:
     """Return the request, if it is one. Raises RefusedError."""
-    word = told.get("word")
+    word = fields.get("word")
     if not isinstance(word, str) or word not in WORDS:
         msg = f"unknown word; the words are {', '.join(WORDS)}"
         raise RefusedError(msg)
     expected = _TAKES[word] | {"word", "node"}
-    if set(told) != expected:
+    if set(fields) != expected:
         msg = f"{word} takes {', '.join(sorted(expected - {'word'}))}"
         raise RefusedError(msg)
-    jobs = told.get("jobs", [])
+    jobs = fields.get("jobs", [])
     if not isinstance(jobs, list) or len(jobs) > MAX_JOBS or any(_not(_JOB, job) for job in jobs):
         msg = f"jobs must be a list of at most {MAX_JOBS} job ids, such as 12 or 12_3"
         raise RefusedError(msg)
     outage = _ANY_OUTAGE if word == "return" else _OUTAGE
     for name, pattern in (("node", _NODE), ("outage", outage), ("ups", _NAME)):
-        if name in expected and _not(pattern, told.get(name)):
+        if name in expected and _not(pattern, fields.get(name)):
             msg = f"{name} must match {pattern.pattern}"
             raise RefusedError(msg)
     return Request(
         host=host,
         word=word,
-        node=str(told["node"]),
-        outage=str(told.get("outage", "")),
-        ups=str(told.get("ups", "")),
-        hold=told.get("hold") is True,
-        rebooted=told.get("rebooted") is True,
+        node=str(fields["node"]),
+        outage=str(fields.get("outage", "")),
+        ups=str(fields.get("ups", "")),
+        hold=fields.get("hold") is True,
+        rebooted=fields.get("rebooted") is True,
         jobs=tuple(str(job) for job in jobs),
         by_s=host.now_s() + WITHIN_S,
     )
@@ -472,9 +472,9 @@ def _not(pattern: re.Pattern[str], value: object) -> bool:
     return not isinstance(value, str) or pattern.fullmatch(value) is None
 
 
-def answer_to(told: Mapping[str, object], host: Host) -> Answer:
+def answer_to(fields: Mapping[str, object], host: Host) -> Answer:
     """Do what is asked, and answer whatever happens. Raises RefusedError."""
-    request = checked(told, host)
+    request = checked(fields, host)
     try:
         answer = WORDS[request.word](request)
     except SlurmError as error:
@@ -482,14 +482,14 @@ def answer_to(told: Mapping[str, object], host: Host) -> Answer:
     return {"schema_version": 1, "word": request.word, **answer}
 
 
-def carry_out(told: Mapping[str, object]) -> Answer:
+def carry_out(fields: Mapping[str, object]) -> Answer:
     """Do on this host what is asked, and log it. Raises RefusedError."""
-    answer = answer_to(told, ThisHost())
+    answer = answer_to(fields, ThisHost())
     word = answer["word"]
     if not answer["ok"]:
-        tell(3, f"{word}: {answer['error']}")
+        log_line(3, f"{word}: {answer['error']}")
     elif word != "show":
-        tell(5, f"{word}: {answer.get('did')}: node {told['node']}, jobs {answer.get('jobs', [])}")
+        log_line(5, f"{word}: {answer.get('did')}: node {fields['node']}, jobs {answer.get('jobs', [])}")
     return answer
 
 

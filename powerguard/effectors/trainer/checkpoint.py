@@ -33,9 +33,9 @@ from powerguard.effectors.trainer.peer import (
     HungError,
     Meaning,
     PeerError,
-    StrangerError,
     TrainerPeer,
     TriggerAnswer,
+    WrongUserError,
     busy_for_s,
     classify,
 )
@@ -161,9 +161,9 @@ class Run:
 
         Returns how it went (`flushed`); a checkpoint that could not be flushed still counts.
         """
-        told = dict(detail)
-        path = str(told.get("path") or self.common.checkpoint_dir or "")
-        if told["native"] or told["verified"] or not path.startswith("/"):
+        fields = dict(detail)
+        path = str(fields.get("path") or self.common.checkpoint_dir or "")
+        if fields["native"] or fields["verified"] or not path.startswith("/"):
             return detail
         limit_s = self.action.by_s - 2 * LAST_WORDS_S - self.clock()
         if limit_s <= 0:
@@ -251,24 +251,24 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
     brought: Detail | None = None
     faults: list[EffectorError] = []
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(tried(first))
+        first_task = group.create_task(tried(first))
         waiting = group.create_task(hung.wait())
-        await asyncio.wait({asked, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({first_task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        pending: set[asyncio.Task[Detail | EffectorError]] = {asked}
+        pending: set[asyncio.Task[Detail | EffectorError]] = {first_task}
         is_second = False
         while pending and brought is None:
-            if not is_second and (not asked.done() or isinstance(asked.result(), EffectorError)):
-                because = str(asked.result()) if asked.done() else "does not answer"
+            if not is_second and (not first_task.done() or isinstance(first_task.result(), EffectorError)):
+                because = str(first_task.result()) if first_task.done() else "does not answer"
                 _log.warning("trainer_fallback", trainer=trainer, by=second.where, because=because)
                 pending.add(group.create_task(tried(second.run)))
                 is_second = True
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda each: each is not asked):
+            for task in sorted(done, key=lambda each: each is not first_task):
                 match task.result():
                     case EffectorError() as error:
                         faults.append(error)
-                    case detail if task is asked:
+                    case detail if task is first_task:
                         brought = brought or detail
                     case detail:
                         brought = brought or (*detail, ("fallback", second.where))
@@ -384,7 +384,7 @@ class CheckpointRun(Run):
         if isinstance(error, GoneError):
             self.gone()
             raise EffectorError(str(error))
-        if isinstance(error, StrangerError):
+        if isinstance(error, WrongUserError):
             raise EffectorError(str(error))
         if isinstance(error, BrokenError):
             await self._count_failure(str(error))
@@ -401,7 +401,7 @@ class CheckpointRun(Run):
             case Meaning.ADOPT | Meaning.DUMB_ASYNC:
                 return await self._adopt(answer, verdict)
             case Meaning.DUMB_SYNC:
-                return await self._unheard(answer, self.common.seed_s)
+                return await self._await_folder(answer, self.common.seed_s)
             case Meaning.BUSY:
                 self.progress("busy")
                 await self._yield_to(verdict.retry_after_s)
@@ -452,7 +452,7 @@ class CheckpointRun(Run):
                 nonsense = 0
                 pace_s = _PACE_S if phase == status.phase.value else _NEWS_S
                 phase = status.phase.value
-                self._tell(status)
+                self._report(status)
                 if status.phase is Phase.COMMITTED:
                     return self._native(status)
                 if status.phase in (Phase.FAILED, Phase.ABORTED):
@@ -474,7 +474,7 @@ class CheckpointRun(Run):
                 self.hung.set()
                 self.progress("hung")
                 return None
-            case StrangerError():
+            case WrongUserError():
                 raise EffectorError(str(answer))
             case PeerError():
                 return WireError(str(answer))
@@ -484,7 +484,7 @@ class CheckpointRun(Run):
                 return CheckpointStatus.parse(answer.body)
         return WireError(answer.fault or f"HTTP {answer.status} instead of 200")
 
-    def _tell(self, status: CheckpointStatus) -> None:
+    def _report(self, status: CheckpointStatus) -> None:
         self.stage = status.phase.value
         most_s = self.peer.options.max_checkpoint_s
         self.publish(
@@ -532,15 +532,15 @@ class CheckpointRun(Run):
             last = status.last_committed
             if last is not None and last.age_s < self.took_s():
                 verified = last.manifest_digest != ""
-                told = self.dumb(step=last.step, verified=verified, paused=status.paused, path=last.path)
-                return await self.flushed(told)
+                detail = self.dumb(step=last.step, verified=verified, paused=status.paused, path=last.path)
+                return await self.flushed(detail)
             if verdict.meaning is Meaning.ADOPT:
                 raise _AskAgain  # what was running has just ended, and began before us
             self.progress("waiting_status")
             await self.rest(_POLL_S)
-        return await self._unheard(answer, self.common.max_checkpoint_s)
+        return await self._await_folder(answer, self.common.max_checkpoint_s)
 
-    async def _unheard(self, answer: HttpAnswer, mute_s: float) -> Detail:
+    async def _await_folder(self, answer: HttpAnswer, mute_s: float) -> Detail:
         """Wait for what appears in the folder; where there is none, until mute_s after we asked.
 
         A 2xx may mean "begun" as well as "done": many scripts answer first, and save then.
@@ -562,8 +562,10 @@ class CheckpointRun(Run):
                 until_s = most_s
             found = await self.appeared(until_s)
         if found is None:
-            told = f"answered {answer.status}, but no newer checkpoint appeared in {folder} within {most_s:.0f} s"
-            self.fail(f"{told}{self.unseen}: started, not confirmed (check `checkpoint_dir` of {self.action.trainer})")
+            problem = f"answered {answer.status}, but no newer checkpoint appeared in {folder} within {most_s:.0f} s"
+            self.fail(
+                f"{problem}{self.unseen}: started, not confirmed (check `checkpoint_dir` of {self.action.trainer})"
+            )
         return await self.flushed(found)
 
     async def _status(self) -> TrainerStatus | WireError | PeerError | None:

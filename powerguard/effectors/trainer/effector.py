@@ -49,8 +49,8 @@ from powerguard.effectors.trainer.peer import (
     HttpAnswer,
     HungError,
     PeerError,
-    StrangerError,
     TrainerPeer,
+    WrongUserError,
     busy_for_s,
 )
 from powerguard.effectors.trainer.unmodified import Alive, Helper, is_there, unmodified_run
@@ -82,8 +82,8 @@ class UploadHold:
     def __init__(self, peers: Callable[[], Mapping[str, TrainerPeer]], clock: Clock) -> None:
         self._peers = peers
         self._clock = clock
-        self._told: dict[str, float] = {}
-        """When each was asked last; infinity for trainers without such a call."""
+        self._renew_at_s: dict[str, float] = {}
+        """When each is asked next; infinity for trainers without such a call."""
 
     async def keep(self, wanted: Callable[[], bool], rest: Callable[[float], Awaitable[object]]) -> None:
         """Hold and release as wanted; never returns. wanted: whether the dwell has ended, by the core."""
@@ -94,29 +94,29 @@ class UploadHold:
     async def turn(self, *, wanted: bool) -> None:
         """Send it to trainers that do not have it yet. Ends within the 5 s that one call may take."""
         peers = self._peers()
-        self._told = {name: at_s for name, at_s in self._told.items() if name in peers}
+        self._renew_at_s = {name: at_s for name, at_s in self._renew_at_s.items() if name in peers}
         now_s = self._clock()
         if wanted:
-            names = [name for name, peer in peers.items() if peer.native and now_s >= self._told.get(name, now_s)]
+            names = [name for name, peer in peers.items() if peer.native and now_s >= self._renew_at_s.get(name, now_s)]
         else:
-            names = list(self._told)
+            names = list(self._renew_at_s)
         async with asyncio.TaskGroup() as group:
             for name in names:
-                group.create_task(self._tell(name, peers[name], hold=wanted))
+                group.create_task(self._send(name, peers[name], hold=wanted))
 
-    async def _tell(self, name: str, peer: TrainerPeer, *, hold: bool) -> None:
+    async def _send(self, name: str, peer: TrainerPeer, *, hold: bool) -> None:
         body = LeaseRequest(lease_s=LEASE_S if hold else 0.0).to_json()
         answer = await peer.call("POST", HOLD_UPLOADS_PATH, body=body)
         if busy_for_s(answer) is not None:
             return  # asked again at the next poll
         if not hold:
             if isinstance(answer, HttpAnswer | GoneError):
-                self._told.pop(name, None)
+                self._renew_at_s.pop(name, None)
             return
         knows_no_such_call = isinstance(answer, HttpAnswer) and answer.status in _NO_ROUTE
         # One that did not answer may have heard it, so it is released in any case; and asked again at the next turn.
         wait_s = RENEW_S if isinstance(answer, HttpAnswer) else 0.0
-        self._told[name] = float("inf") if knows_no_such_call else self._clock() + wait_s
+        self._renew_at_s[name] = float("inf") if knows_no_such_call else self._clock() + wait_s
 
 
 Unmodified = SignalTrainerOptions | CommandTrainerOptions
@@ -215,9 +215,9 @@ class TrainerEffector:
     @property
     def saves_in(self) -> dict[str, str]:
         """Where each trainer saves, by its name, as it reports or else as the settings say."""
-        told = {name: plain.checkpoint_dir or "" for name, plain in self._unmodified.items()}
-        told |= {name: each.folder or each.peer.options.checkpoint_dir or "" for name, each in self._watched.items()}
-        return {name: folder for name, folder in told.items() if folder}
+        folders = {name: plain.checkpoint_dir or "" for name, plain in self._unmodified.items()}
+        folders |= {name: each.folder or each.peer.options.checkpoint_dir or "" for name, each in self._watched.items()}
+        return {name: folder for name, folder in folders.items() if folder}
 
     async def carry_out(self, action: Action) -> Detail:
         """Carry out a checkpoint, a pause or a resume. Raises EffectorError.
@@ -259,7 +259,7 @@ class TrainerEffector:
             action=action,
             clock=self._clock,
             publish=self._publish,
-            gone=lambda: self._tell(watched, self._absent(watched)),
+            gone=lambda: self._report(watched, self._absent(watched)),
             spawn=self._spawn,
             fallback=None if options.fallback is None else self._by(options.fallback, options, action),
         )
@@ -293,9 +293,9 @@ class TrainerEffector:
 
     async def look(self) -> None:
         """Poll once: find sockets, ask every trainer for its status, publish the answers. Ends within 6 s."""
-        there = {*self.names, *await self._discover(), *self._watched}
+        present = {*self.names, *await self._discover(), *self._watched}
         for name in self._remembered():
-            if name not in there:
+            if name not in present:
                 self._publish(TrainerSeen(at_s=self._clock(), trainer=name, alive=False))
         for plain in self._unmodified.values():
             self._publish(self._seen_unmodified(plain))
@@ -324,9 +324,9 @@ class TrainerEffector:
         for pause_s in (0.0, *BACKOFF_S):
             await asyncio.sleep(pause_s)  # noqa: TID251 - between two tries there is nothing to await
             answer = await peer.call("POST", RESUME_PATH, body=b"{}")
-            if isinstance(answer, GoneError | StrangerError):
+            if isinstance(answer, GoneError | WrongUserError):
                 if isinstance(answer, GoneError):
-                    self._tell(watched, self._absent(watched))
+                    self._report(watched, self._absent(watched))
                 raise EffectorError(str(answer))
             if isinstance(answer, PeerError):
                 what = str(answer)
@@ -364,7 +364,7 @@ class TrainerEffector:
                 answer = await peer.call("POST", PAUSE_PATH, body=body)
                 continue
             if isinstance(answer, GoneError):
-                self._tell(watched, self._absent(watched))
+                self._report(watched, self._absent(watched))
             if isinstance(answer, PeerError):
                 raise EffectorError(str(answer))
             if answer.status in (404, 405, 501):
@@ -375,7 +375,7 @@ class TrainerEffector:
                 reason = f"HTTP {answer.status}" if status is None else status.reason
                 msg = f"{peer.options.url}: POST {PAUSE_PATH}: {reason} (expected 200 and its status)"
                 raise EffectorError(msg)
-            self._tell(watched, seen(peer.options, status, self._clock()))
+            self._report(watched, seen(peer.options, status, self._clock()))
             if status.paused:
                 return (("native", True), ("paused", True), ("step", status.step))
             if status.conduct is After.CONTINUE:
@@ -410,12 +410,12 @@ class TrainerEffector:
         path = f"{STATUS_PATH}?wait={wait_s:g}" if wait_s else STATUS_PATH
         answer = await peer.call("GET", path, headers_s=wait_s + HEADERS_S)
         if isinstance(answer, PeerError):
-            watched.stranger = isinstance(answer, StrangerError)
+            watched.stranger = isinstance(answer, WrongUserError)
             self._fault(watched, str(answer))
-            if isinstance(answer, GoneError | StrangerError):
-                self._tell(watched, self._absent(watched))  # no listener, or none that can be asked
+            if isinstance(answer, GoneError | WrongUserError):
+                self._report(watched, self._absent(watched))  # no listener, or none that can be asked
             else:
-                self._tell(watched, self._silent(watched))
+                self._report(watched, self._silent(watched))
             return
         watched.stranger = False
         status = TrainerStatus.parse(answer.body) if answer.status == 200 else None
@@ -424,7 +424,7 @@ class TrainerEffector:
             self._fault(watched, "")
             self._trouble(watched, status)
             watched.folder = _folder(peer.options, status)
-            self._tell(watched, seen(peer.options, status, self._clock()))
+            self._report(watched, seen(peer.options, status, self._clock()))
             return
         if answer.status in (404, 405, 501):
             peer.native = False
@@ -435,7 +435,7 @@ class TrainerEffector:
         else:
             reason = status.reason if isinstance(status, WireError) else f"HTTP {answer.status}"
             self._fault(watched, f"{peer.options.url}: GET {STATUS_PATH}: {answer.fault or reason}")
-        self._tell(watched, self._silent(watched))
+        self._report(watched, self._silent(watched))
 
     def _seen_unmodified(self, options: Unmodified) -> TrainerSeen:
         """Without an answer: a unit with processes is alive, and a program can always be tried."""
@@ -463,7 +463,7 @@ class TrainerEffector:
         options = watched.peer.options
         return TrainerSeen(at_s=self._clock(), trainer=options.name, alive=True, disk=options.disk)
 
-    def _tell(self, watched: _Watched, news: TrainerSeen) -> None:
+    def _report(self, watched: _Watched, news: TrainerSeen) -> None:
         watched.seen = news
         self._publish(news)
 
@@ -506,7 +506,7 @@ class TrainerEffector:
         others = configured | self._not_trainers
         folder = Path(os.path.realpath(self._discover_dir))  # noqa: ASYNC240 - a local folder, listed in any case
         sockets = {n: path for n, path in found.items() if not {path, str(folder / Path(path).name)} & others}
-        self._strangers = {path: told for path, told in self._strangers.items() if path in sockets.values()}
+        self._strangers = {path: because for path, because in self._strangers.items() if path in sockets.values()}
         gone: set[str] = set()
         async with asyncio.TaskGroup() as group:
             for name, path in sockets.items():
@@ -520,7 +520,7 @@ class TrainerEffector:
             known = self._watched.get(name) is watched  # an order may have looked while the one before was closed
             if known and watched.found and name not in sockets and not watched.peer.calls:
                 del self._watched[name]
-                self._tell(watched, self._absent(watched))
+                self._report(watched, self._absent(watched))
                 await watched.peer.close()
         return frozenset(sockets) - gone
 
@@ -538,9 +538,9 @@ class TrainerEffector:
             self._watched[name] = watched
             return
         self._strangers.pop(path, None)
-        if isinstance(answer, GoneError | StrangerError):
+        if isinstance(answer, GoneError | WrongUserError):
             gone.add(name)
-        if isinstance(answer, StrangerError):
+        if isinstance(answer, WrongUserError):
             self._strangers[path] = str(answer)
             self._ignore(path, str(answer), level=logging.ERROR)
         elif isinstance(answer, PeerError) and not isinstance(answer, GoneError):  # a dead trainer's socket is not news

@@ -59,19 +59,19 @@ async def ways(options: Sequence[AnyTrainerOptions], ask: Ask, *, user: str = DA
     if not signals:
         return found
     try:
-        told = await ask({"word": "list"})
+        answer = await ask({"word": "list"})
     except EffectorError as error:
         verdict: Any = "WARN" if "only powerguard and root may" in str(error) else "FAIL"
         text = f"its signal is sent by powerguard-signal: {error}"
         return [*found, *(Finding(f"trainer.{name}", verdict, text, _SIGNALS) for name, _ in signals)]
-    units = told.get("units")
+    units = answer.get("units")
     listed = {(each.get("unit"), each.get("signal")) for each in units} if isinstance(units, list) else set()
     for name, way in signals:
         if (way.unit, way.signal) in listed:
             text = f"SIG{way.signal} may be sent to {way.unit}"
             found.append(Finding(f"trainer.{name}", "PASS", text))
         else:
-            broken = told.get("units_because")  # then another line would not help
+            broken = answer.get("units_because")  # then another line would not help
             because = broken or "/etc/powerguard/signals does not list it"
             text = f"SIG{way.signal} may not be sent to {way.unit}: {because}"
             fix = _SIGNALS if broken else f"echo '{way.unit} {way.signal}' >> /etc/powerguard/signals"
@@ -117,19 +117,19 @@ async def _folder(name: str, folder: str, kind: str, *, is_alive: bool, spawn: S
         text = f"{folder} does not answer within {LOOK_LIMIT_S:g} s, so a checkpoint there would hang"
         return [*found, Finding(title, "FAIL", text, "check its disk or server")]
     try:
-        told: dict[str, Any] = json.loads(ended.stdout) if ended.returncode == 0 else {}
+        answer: dict[str, Any] = json.loads(ended.stdout) if ended.returncode == 0 else {}
     except ValueError:
-        told = {}
-    if not told:
+        answer = {}
+    if not answer:
         reason = ended.stderr.decode("utf-8", "replace").strip()[-200:] or f"status {ended.returncode}"
         return [*found, Finding(title, "WARN", f"{folder}: cannot be checked: {reason}", "run doctor as root")]
-    judged = judge(title, folder, told, is_alive=is_alive)
+    judged = judge(title, folder, answer, is_alive=is_alive)
     return [*found, *judged]
 
 
-def judge(title: str, folder: str, told: Mapping[str, Any], *, is_alive: bool) -> list[Finding]:
+def judge(title: str, folder: str, answer: Mapping[str, Any], *, is_alive: bool) -> list[Finding]:
     """Return the findings on the child's answer."""
-    newest, free = told["newest"], int(told["free_bytes"])
+    newest, free = answer["newest"], int(answer["free_bytes"])
     if newest is None:
         return [
             Finding(
@@ -138,7 +138,7 @@ def judge(title: str, folder: str, told: Mapping[str, Any], *, is_alive: bool) -
         ]
     size, age_s = int(newest["size_bytes"]), float(newest["age_s"])
     found = []
-    room = free + int(told["slot_bytes"])
+    room = free + int(answer["slot_bytes"])
     if room < 2 * size:
         text = f"{folder}: {_gb(room)} free, a checkpoint takes {_gb(size)}: one more fits, but not two"
         verdict: Any = "FAIL" if room < size else "WARN"

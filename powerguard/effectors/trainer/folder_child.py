@@ -32,8 +32,8 @@ def main(argv: list[str]) -> int:
         return 1
     if newest is not None:
         newest["age_s"] = max(0.0, time.time() - newest.pop("changed_s"))  # noqa: TID251 - as files are stamped
-    told = {"free_bytes": space.f_bavail * space.f_frsize, "slot_bytes": _slots(folder), "newest": newest}
-    sys.stdout.write(json.dumps(told))
+    answer = {"free_bytes": space.f_bavail * space.f_frsize, "slot_bytes": _slots(folder), "newest": newest}
+    sys.stdout.write(json.dumps(answer))
     return 0
 
 
@@ -43,7 +43,7 @@ def _all(folder: Path) -> Iterator[dict[str, Any]]:
         if isinstance(found, Found):
             with contextlib.suppress(OSError):
                 changed_s = (Path(found.path) / MANIFEST).stat().st_mtime
-                yield _told("complete", found.path, found.step, found.manifest.size_bytes, changed_s)
+                yield _entry("complete", found.path, found.step, found.manifest.size_bytes, changed_s)
     for path in (folder, *sorted(folder.iterdir())):
         if path.is_symlink() or not path.is_dir():
             continue
@@ -51,20 +51,20 @@ def _all(folder: Path) -> Iterator[dict[str, Any]]:
             verdict = glance(path)
             if verdict is not None and verdict.is_whole:
                 changed_s = (path / SEAL).stat().st_mtime
-                yield _told("complete", str(path), verdict.seal.step, verdict.seal.size_bytes, changed_s)
+                yield _entry("complete", str(path), verdict.seal.step, verdict.seal.size_bytes, changed_s)
             elif verdict is None and path != folder and step_in(path.name) is not None and not _is_native(path):
                 files = [each.stat() for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
                 changed_s = max((each.st_mtime for each in files), default=0.0)
-                yield _told("not_sealed", str(path), step_in(path.name), sum(f.st_size for f in files), changed_s)
+                yield _entry("not_sealed", str(path), step_in(path.name), sum(f.st_size for f in files), changed_s)
     if (plain := newest_file(folder)) is not None:
-        yield _told("not_sealed", plain.path, plain.step, plain.size_bytes, plain.changed_ns / 1e9)
+        yield _entry("not_sealed", plain.path, plain.step, plain.size_bytes, plain.changed_ns / 1e9)
 
 
 def _is_native(path: Path) -> bool:
     return any(path.glob("shard-?????")) or (path / MANIFEST).exists()
 
 
-def _told(state: str, path: str, step: int | None, size: int, changed_s: float) -> dict[str, Any]:
+def _entry(state: str, path: str, step: int | None, size: int, changed_s: float) -> dict[str, Any]:
     return {"state": state, "path": path, "step": step, "size_bytes": size, "changed_s": changed_s}
 
 

@@ -75,8 +75,8 @@ class AppearedCheckpoint:
 
     def to_json(self) -> str:
         """Return what the daemon reads."""
-        told = {"step": self.step, "path": self.path, "size_bytes": self.size_bytes, "verified": self.verified}
-        return json.dumps(told)
+        fields = {"step": self.step, "path": self.path, "size_bytes": self.size_bytes, "verified": self.verified}
+        return json.dumps(fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +172,10 @@ class _Watch:
         if found is None:
             return None
         top = Path(found.path).name
-        mine = [Path(mark.path) for mark in marks if mark.top == top]
+        paths = [Path(mark.path) for mark in marks if mark.top == top]
         written = [Path(mark.path) for mark in fresh if mark.top == top]
         unfinished = any(_is_unfinished(mark) for mark in fresh if mark.top == top)
-        return None if unfinished or _lacks_a_part(mine, written) else found
+        return None if unfinished or _lacks_a_part(paths, written) else found
 
 
 def newest_file(folder: Path) -> AppearedCheckpoint | None:
@@ -224,11 +224,11 @@ def _likeliest(folder: Path, marks: frozenset[_Mark], fresh: frozenset[_Mark]) -
     highest = max(map(_rank, tops), default=0)
     found = []
     for top in tops:
-        mine = [mark for mark in fresh if mark.top == top and mark.size > 0]
+        changed = [mark for mark in fresh if mark.top == top and mark.size > 0]
         may_count = _rank(top) == highest or _OVERWRITTEN.search(top.lower()) is not None
-        if mine and may_count and not top.startswith(".") and not _UNBORN.search(top.lower()):
+        if changed and may_count and not top.startswith(".") and not _UNBORN.search(top.lower()):
             size = sum(mark.size for mark in marks if mark.top == top)
-            changed_ns = max(mark.changed_ns for mark in mine)
+            changed_ns = max(mark.changed_ns for mark in changed)
             found.append(AppearedCheckpoint(step_in(Path(top).stem), str(folder / top), size, False, changed_ns))
     return max(found, key=lambda each: each.changed_ns, default=None)
 

@@ -200,8 +200,8 @@ class TrainerOptions(Common):
             return host == "localhost"
 
 
-def _with_kind(told: Any) -> Any:  # noqa: ANN401 - any content of a file
-    return {**told, "kind": "http"} if isinstance(told, dict) and "kind" not in told else told
+def _with_kind(content: Any) -> Any:  # noqa: ANN401 - any content of a file
+    return {**content, "kind": "http"} if isinstance(content, dict) and "kind" not in content else content
 
 
 AnyTrainerOptions = Annotated[

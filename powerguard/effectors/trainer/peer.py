@@ -132,7 +132,7 @@ class BrokenError(PeerError):
     """The answer is not HTTP, or the connection was cut."""
 
 
-class StrangerError(PeerError):
+class WrongUserError(PeerError):
     """The socket is served by a user that the settings do not allow, or the token cannot be read."""
 
 
@@ -201,7 +201,7 @@ class TrainerPeer:
                 what = "`token` cannot be read, its disk hangs: no answer"
             return HungError(f"{self.options.url}: {what} within {CONNECT_S + headers_s:.1f} s")
         except SecretError as error:
-            return StrangerError(f"{self.options.url}: `token` cannot be read: {error}")
+            return WrongUserError(f"{self.options.url}: `token` cannot be read: {error}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return self._translated(error, method, path)
         finally:
@@ -278,7 +278,7 @@ class TrainerPeer:
         if number in _GONE:
             return GoneError(f"{self.options.url}: no trainer listens there ({errno.errorcode[number or 0]})")
         if number in (errno.EACCES, errno.EPERM):
-            return StrangerError(
+            return WrongUserError(
                 f"{self.options.url}: not permitted to connect (let group powerguard write to the socket)"
             )
         # Only the kind of the error is reported: its text may hold the peer's data, and headers that we sent.
@@ -308,9 +308,9 @@ def places_of(path: str, uids: Collection[int] | None) -> Iterator[str]:
         for entry in os.scandir(folder) if uids else ():
             match = re.fullmatch(rf"{stem}\.(\d{{1,10}})(?:\.[0-9a-f]{{8}})?\.sock", entry.name)
             if match and int(match[1]) in (uids or ()):
-                told = entry.stat(follow_symlinks=False)
-                if told.st_uid == int(match[1]):
-                    found.append((-told.st_ctime_ns, entry.path))
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == int(match[1]):
+                    found.append((-status.st_ctime_ns, entry.path))
     yield from (each for _, each in sorted(found))
 
 
@@ -334,7 +334,7 @@ class _CheckedUnixConnector(aiohttp.UnixConnector):
         try:
             return await self._connected(self._place, req, traces, timeout)
         except (aiohttp.ClientConnectorError, PeerError) as error:
-            self.refused = str(error) if isinstance(error, StrangerError) else ""
+            self.refused = str(error) if isinstance(error, WrongUserError) else ""
             for place in itertools.islice(self._places(), 1, None):
                 with contextlib.suppress(aiohttp.ClientConnectorError, PeerError):
                     return await self._connected(place, req, traces, timeout)
@@ -359,7 +359,7 @@ class _CheckedUnixConnector(aiohttp.UnixConnector):
             allowed = ", ".join(map(str, sorted(self._uids)))
             right = f"allowed: {allowed}; see uids and trainer_uids in the settings"
             msg = f"unix:{path}: served by uid {uid}, which is not allowed ({right})"
-            raise StrangerError(msg)
+            raise WrongUserError(msg)
         return connection
 
 

@@ -132,7 +132,7 @@ class CommandRun(Run):
         """Run the program to its end."""
         program = self.options.command[0]
         limit_s = max(0.0, min(self.common.max_checkpoint_s, self.left_s() - LAST_WORDS_S))
-        told = {
+        variables = {
             "POWERGUARD_ID": self.action.id,
             "POWERGUARD_REASON": self.action.reason,
             "POWERGUARD_EVENT": self.action.outage,
@@ -140,7 +140,7 @@ class CommandRun(Run):
         }
         self.progress("running_command")
         try:
-            ended = await self.spawn(self.options.command, limit_s=limit_s, env={**clean_environment(), **told})
+            ended = await self.spawn(self.options.command, limit_s=limit_s, env={**clean_environment(), **variables})
         except OSError as error:
             self.fail(f"{program} cannot be started: {error.strerror or error}")
         last = _last_line(ended.stderr) or _last_line(ended.stdout)
@@ -148,8 +148,8 @@ class CommandRun(Run):
             what = f"{program} did not end within {limit_s:.0f} s, and was killed{last and ': ' + last}"
             self.fail(what, timed_out=limit_s < self.common.max_checkpoint_s)
         if ended.returncode != 0:
-            how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"status {ended.returncode}"
-            self.fail(f"{program} ended with {how}{last and ': ' + last}")
+            ending = f"signal {-ended.returncode}" if ended.returncode < 0 else f"status {ended.returncode}"
+            self.fail(f"{program} ended with {ending}{last and ': ' + last}")
         found = await self.newest(limit_s=0.0)
         # What it has left behind may be what saves.
         return await self.flushed(self.dumb(confirmed=not ended.left_open) if found is None else found)

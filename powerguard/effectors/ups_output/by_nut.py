@@ -102,8 +102,8 @@ class NutOutput:
         if OFF_DELAY in self._settable:
             problems += [why for why in [await self._upsd.why_not_set()] if why]
         if longest_s is not None and longest_s < least_s:
-            how = "waits at most" if OFF_DELAY in self._settable else "is set to wait"
-            problems.append(f"it {how} {longest_s:g} s, and the host needs {least_s:g} s (offdelay in ups.conf)")
+            verb = "waits at most" if OFF_DELAY in self._settable else "is set to wait"
+            problems.append(f"it {verb} {longest_s:g} s, and the host needs {least_s:g} s (offdelay in ups.conf)")
         if problems:
             msg = f"{self.where}: {'; '.join(problems)}"
             raise EffectorError(msg)
@@ -158,17 +158,19 @@ class NutOutput:
         """
         self._changed.append((name, self._variables.get(name, "")))
         await self._upsd.set(name, str(seconds))
-        told: float | None = None
+        read_s: float | None = None
         for attempt in range(_TRIES):
-            told = _seconds(await self._upsd.get(name) or "")
-            if told is not None and told >= seconds:
-                return told
-            if told == seconds // 60 * 60:
-                seconds = int(told) + 60
+            read_s = _seconds(await self._upsd.get(name) or "")
+            if read_s is not None and read_s >= seconds:
+                return read_s
+            if read_s == seconds // 60 * 60:
+                seconds = int(read_s) + 60
                 await self._upsd.set(name, str(seconds))
             if attempt < _TRIES - 1:
                 await asyncio.sleep(_HEED_S)  # noqa: TID251 - a driver does not report when it has polled its UPS
-        msg = f"{self.where}: {name} was set to {seconds} s but reads {'no value' if told is None else f'{told:g} s'}"
+        msg = (
+            f"{self.where}: {name} was set to {seconds} s but reads {'no value' if read_s is None else f'{read_s:g} s'}"
+        )
         raise EffectorError(msg)
 
     async def send(self) -> None:
@@ -203,10 +205,10 @@ def opening(upsd: UpsdOpening, options: OutputOffOptions) -> Callable[[], Abstra
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Output]:
-        async with upsd() as there:
-            commands, settable = await there.commands(), await there.settable()
-            variables = await there.variables()
-            yield NutOutput(there, options, commands=commands, settable=settable, variables=variables)
+        async with upsd() as control:
+            commands, settable = await control.commands(), await control.settable()
+            variables = await control.variables()
+            yield NutOutput(control, options, commands=commands, settable=settable, variables=variables)
 
     return opened
 

@@ -73,10 +73,10 @@ class SnmpOutput:
         if problems:
             msg = f"{self.where}: {'; '.join(problems)}"
             raise EffectorError(msg)
-        by = "settings" if self._options.returns else f"profile {switch.profile.name}"
+        returns_by = "settings" if self._options.returns else f"profile {switch.profile.name}"
         return (
             ("control", switch.name),
-            ("returns_by", by),
+            ("returns_by", returns_by),
             ("longest_s", longest_s),
             ("shown", self.shows),
             ("can_cancel", self.can_cancel),
@@ -125,8 +125,8 @@ class SnmpOutput:
         delay = delays[0]
         if delay is orders[-1]:
             return in_s if delay.seconds is None else delay.seconds
-        told = (await self._card.get([delay.oid])).get(delay.oid)
-        return told * delay.unit_s if isinstance(told, int) else in_s
+        raw = (await self._card.get([delay.oid])).get(delay.oid)
+        return raw * delay.unit_s if isinstance(raw, int) else in_s
 
     async def _set(self, order: SetOrder) -> None:
         """Set one object that does not act, and read it back, some times where it has not changed yet.
@@ -172,11 +172,11 @@ class SnmpOutput:
     async def undone(self) -> str:
         """Return the prepared values that no longer hold: on some cards one countdown ends the other."""
         answers = await self._card.get([order.oid for order, _, _ in self._changed]) if self._changed else {}
-        told = (
+        differences = (
             order.unheeded(answers.get(order.oid, Missing.NO_ANSWER), since_s=self._clock() - at_s)
             for order, _, at_s in self._changed
         )
-        return next(filter(None, told), "")
+        return next(filter(None, differences), "")
 
     async def take_back(self) -> None:
         """Set the changed values back, the last first. Values that should stay, such as auto restart, are kept."""
@@ -207,11 +207,11 @@ def opening(
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Output]:
-        async with card() as there:
+        async with card() as control:
             if not known or clock() - known[0][0] > _KNOWN_S:
-                known[:] = [(clock(), await there.find(Verb(options.control), options.outlet or ""))]
+                known[:] = [(clock(), await control.find(Verb(options.control), options.outlet or ""))]
             try:
-                yield SnmpOutput(there, known[0][1], options, clock)
+                yield SnmpOutput(control, known[0][1], options, clock)
             except (DeviceError, EffectorError):
                 known.clear()
                 raise

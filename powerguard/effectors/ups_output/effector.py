@@ -95,10 +95,10 @@ def _read(path: Path) -> Sent | None:
     except FileNotFoundError:
         return None
     try:
-        told = json.loads(os.read(descriptor, _MAX_BYTES))
+        fields = json.loads(os.read(descriptor, _MAX_BYTES))
     finally:
         os.close(descriptor)
-    sent = Sent(**told)
+    sent = Sent(**fields)
     if not (isinstance(sent.outage, str) and isinstance(sent.boot, str)):
         msg = "outage and boot must be text"
         raise TypeError(msg)
@@ -270,19 +270,19 @@ class OutputEffector:
         in_s = self._clock() - came_s + left_s
         because = "read back" if output.shows else "accepted; the UPS shows no countdown"
         log.info("output_ordered", ups=action.ups, in_s=round(in_s, 1), returns=output.returns, because=because)
-        return self._told(output, in_s, again=False)
+        return self._detail(output, in_s, again=False)
 
     def _standing(self, output: Output, standing_s: float, sent: Sent | None) -> Detail:
         """Report it as armed if the running countdown is our own; else refuse."""
         if sent is not None and abs(sent.left_s(self._clock()) - standing_s) <= _LAG_S:
-            return self._told(output, standing_s, again=True)
+            return self._detail(output, standing_s, again=True)
         msg = (
             f"{output.where}: a countdown to output off is running, {standing_s:.0f} s left, that this host has not "
             "ordered in this outage: it is left alone (only one host may have ups.NAME.output_off)"
         )
         raise EffectorError(msg, harmless=True)
 
-    def _told(self, output: Output, in_s: float, *, again: bool) -> Detail:
+    def _detail(self, output: Output, in_s: float, *, again: bool) -> Detail:
         return (("in_s", round(in_s, 1)), ("returns", output.returns), ("shown", output.shows), ("again", again))
 
     async def _prepare(self, output: Output, in_s: float) -> float:

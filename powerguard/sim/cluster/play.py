@@ -26,15 +26,15 @@ from powerguard.core.model.actions import (
 from powerguard.core.model.events import Done, Failed, TrainerSeen
 from powerguard.core.model.state import Holding, NodeMarked, Online, Shutdown, Step, Supply
 from powerguard.effectors.slurm.effector import LIMIT_S, detail_of, word_of
-from powerguard.sim.cluster.slurmctld import OURS, Deed, Fault, Job, Slurmctld, Word
+from powerguard.sim.cluster.slurmctld import OURS, ClusterEvent, Fault, HelperWord, Job, Slurmctld
 from powerguard.sim.cluster.training import RankHost, Training
 from powerguard.sim.world.back import ReturnFacts
 from powerguard.sim.world.chance import Cut, SurroundingFacts, stream, uniform
 from powerguard.sim.world.guarded import POLL_S, SNAPSHOT_S, TRAINER, Guarded
 from powerguard.sim.world.host import HostAnswer, Power
 from powerguard.sim.world.invariants import InvariantBroken, hold
-from powerguard.sim.world.many import Tell, spread
-from powerguard.sim.world.rack import Seat
+from powerguard.sim.world.many import Progress, spread
+from powerguard.sim.world.rack import RackHostPlay
 from powerguard.sim.world.report import SimulationOptions
 from powerguard.sim.world.run import WARM_S
 from powerguard.sim.world.scene import Scene, TrainerFacts, draw
@@ -79,7 +79,7 @@ class Plan:
     scenes: tuple[Scene, ...]
     width: int
     faults: tuple[Fault, ...] = ()
-    deeds: tuple[Deed, ...] = ()
+    deeds: tuple[ClusterEvent, ...] = ()
     requeues: bool = True
     hold: bool = False
     disk_full: bool = False
@@ -90,9 +90,9 @@ def draw_plan(seed: int, site: Site, *, faults: bool) -> Plan:
     chance, cluster = stream(seed, "cluster"), site.cluster
     hosts = chance.randint(*cluster.hosts)
     first = _shortened(draw(seed, site, faults=faults).cuts, cluster.longest_s)
-    apart, how = chance.random() < cluster.apart_share, chance.choice(_APART)
+    apart, kind = chance.random() < cluster.apart_share, chance.choice(_APART)
     delay_s, on_other = uniform(chance, (5.0, 600.0)), [chance.random() < 0.5 for _ in range(hosts)]
-    other = _other_cuts(first, how, delay_s) if apart else first
+    other = _other_cuts(first, kind, delay_s) if apart else first
     scenes = tuple(
         _scene(seed * 1000 + at, site, other if on_other[at] and at else first, faults=faults) for at in range(hosts)
     )
@@ -125,11 +125,11 @@ def _shortened(cuts: Sequence[Cut], longest_s: float) -> tuple[Cut, ...]:
     return tuple(found)
 
 
-def _other_cuts(first: Sequence[Cut], how: str, by_s: float) -> tuple[Cut, ...]:
+def _other_cuts(first: Sequence[Cut], kind: str, by_s: float) -> tuple[Cut, ...]:
     """Return what the second feed goes through."""
-    if how == "stays":
+    if kind == "stays":
         return ()
-    if how == "goes_later":
+    if kind == "goes_later":
         return tuple(Cut(cut.begin_s + by_s, cut.end_s + by_s) for cut in first)
     last = first[-1]
     end_s = max(last.begin_s + 1.0, last.end_s - by_s)
@@ -152,22 +152,22 @@ def _faults(seed: int, cluster: ClusterSite, end_s: float) -> tuple[Fault, ...]:
     chance = stream(seed, "slurmctld")
     found = []
     for kind in _KINDS:
-        there, begin_s = chance.random() < cluster.fault_share, _moment(chance, end_s)
+        occurs, begin_s = chance.random() < cluster.fault_share, _moment(chance, end_s)
         lasts_s = uniform(chance, cluster.fault_s)
         by_s = uniform(chance, (0.5, 3.0)) if kind == "late" else uniform(chance, (10.0, 120.0))
-        if there:
+        if occurs:
             found.append(Fault(kind, begin_s, begin_s + lasts_s, by_s))
     return tuple(found)
 
 
-def _deeds(seed: int, cluster: ClusterSite, end_s: float, hosts: int) -> tuple[Deed, ...]:
+def _deeds(seed: int, cluster: ClusterSite, end_s: float, hosts: int) -> tuple[ClusterEvent, ...]:
     """Draw what persons, and Slurm itself, do in between."""
     chance = stream(seed, "persons")
     found = []
     for kind in ("drain", "resume", "words", "requeue", "forget"):
-        there, at_s, node = chance.random() < cluster.deed_share, _moment(chance, end_s), chance.randrange(hosts)
-        if there:
-            found.append(Deed(at_s, kind, node))
+        occurs, at_s, node = chance.random() < cluster.deed_share, _moment(chance, end_s), chance.randrange(hosts)
+        if occurs:
+            found.append(ClusterEvent(at_s, kind, node))
     return tuple(sorted(found))
 
 
@@ -252,7 +252,7 @@ class Member(Guarded):
     @property
     def reported(self) -> bool:
         """A person knows that the node is not as it should be."""
-        return self._kept_out or "scheduler_failed" in self._state.told
+        return self._kept_out or "scheduler_failed" in self._state.alarms
 
     @property
     def _every_s(self) -> float:
@@ -268,7 +268,7 @@ class Member(Guarded):
             return
         self._shown, self._seen_s = seen, now_s
         run = job.run
-        told = TrainerSeen(
+        event = TrainerSeen(
             at_s=now_s + self._offset_s,
             trainer=TRAINER,
             alive=alive,
@@ -284,7 +284,7 @@ class Member(Guarded):
             held_by=job.held_by(host.at) if alive else "",
             ended_by=job.departed(host.at),
         )
-        self._later(now_s, told)
+        self._later(now_s, event)
         self._plan()
 
     def _ended_requests(self) -> None:
@@ -324,7 +324,7 @@ class Member(Guarded):
         took_s = limit_s - now_s
         self._later(limit_s, Failed(at_s=at_s, action=action, took_s=took_s, reason=reason, timed_out=True))
         if isinstance(action, _WORDS):
-            self._say(action)
+            self._ask_helper(action)
         elif not self.place.ranks.trainer_alive:
             self._fails(action, "connection refused")
         else:
@@ -340,12 +340,12 @@ class Member(Guarded):
         at_s = self.world.now_s + 0.1
         self._later(at_s, Failed(at_s=at_s + self._offset_s, action=action, took_s=0.1, reason=reason))
 
-    def _say(self, action: Action) -> None:
+    def _ask_helper(self, action: Action) -> None:
         """Ask the root helper, which outlives this daemon."""
         life, plan, place = self._life, self._plan_of, self.place
-        told = {**word_of(action, ups="rack-a", hold=plan.hold), "node": self.slurm.nodes[place.at].name}
+        request = {**word_of(action, ups="rack-a", hold=plan.hold), "node": self.slurm.nodes[place.at].name}
 
-        def heard(answer: Mapping[str, Any]) -> None:
+        def on_answer(answer: Mapping[str, Any]) -> None:
             now_s = self.world.now_s
             if life != self._life or action.id not in self._open:
                 return
@@ -356,7 +356,7 @@ class Member(Guarded):
                 self._fails(action, str(answer["error"]))
             self._plan()
 
-        self.slurm.say(Word(told, place.at, self._boots, self.world.now_s, heard))
+        self.slurm.say(HelperWord(request, place.at, self._boots, self.world.now_s, on_answer))
 
     def _ordered(self, action: Action) -> HostAnswer:
         if isinstance(action, LeaveJob):
@@ -371,7 +371,7 @@ class Member(Guarded):
         return super()._ordered(action)
 
 
-class Chair(Seat):
+class JobHostPlay(RackHostPlay):
     """The play of one host: Slurm starts its training, and it plays on until the job does on all hosts."""
 
     def __init__(self, place: Place, member: Member, slurm: Slurmctld) -> None:
@@ -449,7 +449,7 @@ class Play:
         self.training.ended_badly = self.slurm.fail
         self.members = [Member(place, self.slurm, self.training, plan, scheduler=scheduler) for place in self.places]
         self.chairs = [
-            Chair(place, member, self.slurm) for place, member in zip(self.places, self.members, strict=True)
+            JobHostPlay(place, member, self.slurm) for place, member in zip(self.places, self.members, strict=True)
         ]
         self.idle_s, self.restarts, self.failed = 0.0, 0, 0
         self.violations: list[str] = []
@@ -579,21 +579,21 @@ class Play:
 def play(seed: int, site: Site, *, faults: bool) -> Played:
     """Play one outage, and up to its first power-off once more without the scheduler."""
     plan = draw_plan(seed, site, faults=faults)
-    told = Play(plan, site)
-    told.run()
-    if not told.violations and (why := _later_than_without(plan, site, told)):
-        told.violations.append(why)
-    return told.played()
+    outage = Play(plan, site)
+    outage.run()
+    if not outage.violations and (why := _later_than_without(plan, site, outage)):
+        outage.violations.append(why)
+    return outage.played()
 
 
-def _later_than_without(plan: Plan, site: Site, told: Play) -> str:
+def _later_than_without(plan: Plan, site: Site, outage: Play) -> str:
     """Compare the first power-off with that of hosts that know no scheduler, unless others moved the job before.
 
     From the commit to the order it is the same second. The commit itself may differ by DRIFT: each outcome is one more
     moment at which a host decides, and one that pauses a moment earlier saves energy. After a kill it is not compared:
     each order is one more state in the journal, so the next daemon counts the energy with a newer one.
     """
-    first = told.first_off
+    first = outage.first_off
     moved = any(deed.kind in ("requeue", "drain", "resume") and deed.at_s <= first.at_s for deed in plan.deeds)
     if first.at_s == math.inf or moved:
         return ""
@@ -610,9 +610,9 @@ def _later_than_without(plan: Plan, site: Site, told: Play) -> str:
 # --- Many outages ---------------------------------------------------------------------------------------------
 
 
-def play_clusters(site: Site, options: SimulationOptions, *, jobs: int | None, tell: Tell) -> list[Played]:
+def play_clusters(site: Site, options: SimulationOptions, *, jobs: int | None, progress: Progress) -> list[Played]:
     """Play all outages of a run of `powerguard simulate --job`."""
-    return spread(_played, site, options, jobs=jobs, chunk=_CHUNK, tell=tell)
+    return spread(_played, site, options, jobs=jobs, chunk=_CHUNK, progress=progress)
 
 
 def _played(site: Site, options: SimulationOptions, seed: int) -> Played:

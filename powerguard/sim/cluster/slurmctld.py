@@ -36,7 +36,7 @@ class Fault(NamedTuple):
     by_s: float = 0.0
 
 
-class Deed(NamedTuple):
+class ClusterEvent(NamedTuple):
     """What a person, or Slurm itself, does at at_s: drain, resume or words (on a node), requeue, forget."""
 
     at_s: float
@@ -84,20 +84,23 @@ class _CallError(BaseException):
         self.argv, self.limit_s = argv, limit_s
 
 
-class Word:
-    """One word of the helper on a host, call by call. told: the request. It is what the helper knows as its `Host`."""
+class HelperWord:
+    """One word of the helper on a host, call by call: what the helper knows as its `Host`.
+
+    request: what the caller asks for.
+    """
 
     def __init__(
         self,
-        told: Mapping[str, object],
+        request: Mapping[str, object],
         host: int,
         boot: int,
         now_s: float,
-        heard: Callable[[Mapping[str, Any]], None],
+        on_answer: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        """boot: how often the host had started. heard: gets the answer, if the host is still there."""
-        self.told, self.host, self.boot, self.name = dict(told), host, boot, str(told["node"])
-        self.heard, self.began_s = heard, now_s
+        """boot: how often the host had started. on_answer: gets the answer, if the host is still there."""
+        self.request, self.host, self.boot, self.name = dict(request), host, boot, str(request["node"])
+        self.on_answer, self.began_s = on_answer, now_s
         self.call: _CallError | None = None
         self.ends_s = math.inf
         """When the call that it waits for ends."""
@@ -121,7 +124,7 @@ class Word:
         """Play on to the next call (`call` is set then), or to the answer."""
         self._at, self.call = 0, None
         try:
-            return answer_to(self.told, self)
+            return answer_to(self.request, self)
         except _CallError as call:
             self.call = call
             return None
@@ -144,7 +147,7 @@ class Slurmctld:
         job: Job,
         *,
         faults: Sequence[Fault] = (),
-        deeds: Sequence[Deed] = (),
+        deeds: Sequence[ClusterEvent] = (),
         on_battery_s: Callable[[int], float | None],
         starts: Callable[[tuple[int, ...]], None],
         stops: Callable[[], None],
@@ -156,8 +159,8 @@ class Slurmctld:
         self.requeued: list[tuple[int, int, str, str]] = []
         """(host, boot, outage, job) of every requeue that powerguard has ordered."""
         self._deeds = sorted(deeds)
-        self._words: list[Word] = []
-        self._held_up: list[tuple[float, Word, tuple[str, ...]]] = []
+        self._words: list[HelperWord] = []
+        self._held_up: list[tuple[float, HelperWord, tuple[str, ...]]] = []
         """Orders whose caller was killed: slurmctld reads them when it goes on."""
         self._before: list[tuple[float, tuple[Node, ...]]] = []
         self._tick_s = -math.inf
@@ -191,7 +194,7 @@ class Slurmctld:
                 self._schedule()
             self._before = [*self._before[-60:], (now_s, tuple(replace(node) for node in self.nodes))]
 
-    def say(self, word: Word) -> None:
+    def say(self, word: HelperWord) -> None:
         """Begin a word of the helper."""
         self._words.append(word)
         self._play(word)
@@ -211,12 +214,12 @@ class Slurmctld:
             self._mark(node, node.reason or REBOOTED, node.by or ITSELF, down=True)
             self._lost(host)
 
-    def _play(self, word: Word) -> None:
+    def _play(self, word: HelperWord) -> None:
         answer = word.go()
         if word.call is None:
             self._words.remove(word)
             if answer is not None:
-                word.heard(answer)
+                word.on_answer(answer)
             return
         late, hangs = self._fault("late"), self._fault("hangs")
         takes_s = word.call.limit_s if hangs else ONE_CALL_S if late is None else late.by_s
@@ -229,7 +232,7 @@ class Slurmctld:
 
     # --- What it is asked --------------------------------------------------------------------------------------------
 
-    def _answered(self, word: Word, call: _CallError) -> Ended:
+    def _answered(self, word: HelperWord, call: _CallError) -> Ended:
         """Carry a call out at its end, and return what the helper sees of it."""
         hangs, late = self._fault("hangs"), self._fault("late")
         if hangs is not None:
@@ -245,13 +248,13 @@ class Slurmctld:
             ended = replace(ended, stdout=ended.stdout[: len(ended.stdout) // 3])
         return ended
 
-    def _carried_out(self, word: Word, argv: tuple[str, ...]) -> Ended:
+    def _carried_out(self, word: HelperWord, argv: tuple[str, ...]) -> Ended:
         try:
-            return Ended(returncode=0, stdout=self._asked(word, argv).encode(), stderr=b"")
+            return Ended(returncode=0, stdout=self._output_of(word, argv).encode(), stderr=b"")
         except Refused as why:
             return Ended(returncode=1, stdout=b"", stderr=str(why).encode())
 
-    def _asked(self, word: Word, argv: tuple[str, ...]) -> str:
+    def _output_of(self, word: HelperWord, argv: tuple[str, ...]) -> str:
         match argv:
             case ("scontrol", "--oneliner", "show", "node", name):
                 return self._show(word, name)
@@ -270,7 +273,7 @@ class Slurmctld:
             case _:
                 return ""
 
-    def _show(self, word: Word, name: str) -> str:
+    def _show(self, word: HelperWord, name: str) -> str:
         node = next(node for node in self.nodes if node.name == name)
         lies = self._fault("lies")
         word.read_s, word.lied = self.now_s, lies is not None
@@ -287,7 +290,7 @@ class Slurmctld:
             return "DOWN"
         return "ALLOCATED" if self.names.index(node.name) in self.job.nodes else "IDLE"
 
-    def _queue(self, word: Word, options: list[str]) -> str:
+    def _queue(self, word: HelperWord, options: list[str]) -> str:
         here = f"--nodelist={word.name}" in options
         host = self.names.index(word.name)
         shown = host in self.job.nodes if here else not self.job.nodes and not self.job.failed
@@ -303,9 +306,9 @@ class Slurmctld:
 
     def _each(self, ids: str, change: Callable[[], str]) -> str:
         """Change each job that is named; every refusal has its line, and makes the exit status 1."""
-        told = [f"{why} for job {each}" for each in ids.split(",") if (why := self._one(each, change))]
-        if told:
-            raise Refused("\n".join(told))
+        refusals = [f"{why} for job {each}" for each in ids.split(",") if (why := self._one(each, change))]
+        if refusals:
+            raise Refused("\n".join(refusals))
         return ""
 
     def _one(self, id_: str, change: Callable[[], str]) -> str:
@@ -322,28 +325,28 @@ class Slurmctld:
         self.job.held = False
         return ""
 
-    def _requeue(self, word: Word, *, held: bool) -> str:
+    def _requeue(self, word: HelperWord, *, held: bool) -> str:
         job = self.job
         if not job.nodes:
             return "Job is pending execution"
         if not job.requeues:
             return "Requested operation is presently disabled"
         hold(job.nodes[0] == word.host, "only the host of the batch script requeues a job")
-        key = (word.host, word.boot, str(word.told["outage"]), job.id)
+        key = (word.host, word.boot, str(word.request["outage"]), job.id)
         hold(key not in self.requeued, "no job is requeued twice for one outage")
         self.requeued.append(key)
         self._ended(held=held)
         return ""
 
-    def _update(self, word: Word, name: str, state: str, reason: str) -> str:
+    def _update(self, word: HelperWord, name: str, state: str, reason: str) -> str:
         node = next(node for node in self.nodes if node.name == name)
         read = word.read_s > node.by_s and not word.lied
-        expected = state == "RESUME" and word.told.get("rebooted") is True and node.reason == REBOOTED
+        expected = state == "RESUME" and word.request.get("rebooted") is True and node.reason == REBOOTED
         hold(node.by in ("", OURS) or expected or not read, "no mark that is not ours is undone")
         host = self.nodes.index(node)
         if state == "RESUME":
-            gone_s = self._on_battery_s(host)
-            hold(gone_s is None or gone_s < _NEWS_S, "no node is given back on battery")
+            on_battery_s = self._on_battery_s(host)
+            hold(on_battery_s is None or on_battery_s < _NEWS_S, "no node is given back on battery")
             self._mark(node, "", "", down=False, drain=False)
         elif state == "DRAIN":
             self._mark(node, reason, OURS, drain=True)
@@ -359,7 +362,7 @@ class Slurmctld:
         node.down = node.down if down is None else down
         node.drain = node.drain if drain is None else drain
 
-    def _do(self, deed: Deed) -> None:
+    def _do(self, deed: ClusterEvent) -> None:
         """A person, or Slurm itself, does something."""
         node = self.nodes[deed.node]
         match deed.kind:

@@ -171,8 +171,8 @@ class LiveStage:
             while True:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
                     async with session.get("http://toy/api/v1/status") as answer:
-                        told = await answer.json(content_type=None) or {}  # an empty body is None: it is ending
-                    paused, step = bool(told.get("paused")), told.get("step")
+                        body = await answer.json(content_type=None) or {}  # an empty body is None: it is ending
+                    paused, step = bool(body.get("paused")), body.get("step")
                     if paused != self.paused:
                         self._ups.look()
                     self.paused, self.step = paused, step if isinstance(step, int) else None
@@ -334,11 +334,11 @@ async def until(stage: LiveStage, reached: Any, what: str) -> None:  # noqa: ANN
 
 def _last_words(folder: Path) -> str:
     """Return how each log of this world ends: the folder may be gone before a person can look into it."""
-    words = []
+    endings = []
     for log in sorted(folder.glob("*.log")):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        words.append(f"{log.name} ends with {lines[-1][:200]!r}" if lines else f"{log.name} is empty")
-    return ", ".join(words) or "training was not started"
+        endings.append(f"{log.name} ends with {lines[-1][:200]!r}" if lines else f"{log.name} is empty")
+    return ", ".join(endings) or "training was not started"
 
 
 async def watches(path: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from powerguard.sim.demo import live
 from powerguard.sim.demo.live import RATING_W, LiveStage
-from powerguard.sim.demo.story import Act, Check, Facts, Report, Teller, numbers, seconds
+from powerguard.sim.demo.story import Act, Check, Facts, Narrator, Report, numbers, seconds
 from powerguard.sim.ups import UpsBattery
 
 TIERS: Final = {"llm-1": 1, "llm-2": 1, "batch": 0}
@@ -59,29 +59,31 @@ async def _is_measured(stage: LiveStage) -> bool:
     return own.get("source") == "bmc"
 
 
-async def play(stages: Mapping[str, LiveStage], tell: Callable[[str], None]) -> Report:
+async def play(stages: Mapping[str, LiveStage], print_text: Callable[[str], None]) -> Report:
     """Play two outages: one that the upper tier outlasts, and one to the end. Raises StoryError."""
     first = next(iter(stages.values()))
     began_s = first.clock()
-    teller = Teller(stages, tell)
-    await teller.wait(first.settle_s)
+    narrator = Narrator(stages, print_text)
+    await narrator.wait(first.settle_s)
 
-    held = _by_host(teller.cut("An outage that the upper tier outlasts"))
-    await teller.until(lambda: all(held[host].find("phase_changed", new="holding") for host in UPPER), "tier 1 to hold")
-    await teller.until(lambda: held[LOWER].find("power_off_accepted") is not None, "the power-off of tier 0")
-    await teller.wait(first.hold_s)
+    held = _by_host(narrator.cut("An outage that the upper tier outlasts"))
+    await narrator.until(
+        lambda: all(held[host].find("phase_changed", new="holding") for host in UPPER), "tier 1 to hold"
+    )
+    await narrator.until(lambda: held[LOWER].find("power_off_accepted") is not None, "the power-off of tier 0")
+    await narrator.wait(first.hold_s)
     paused = await _facts(stages)
-    teller.back()
-    await teller.until(lambda: all(act.find("outage_ended") for act in held.values()), "training to continue")
-    await teller.wait(_RECHARGE_S)
+    narrator.back()
+    await narrator.until(lambda: all(act.find("outage_ended") for act in held.values()), "training to continue")
+    await narrator.wait(_RECHARGE_S)
     for host, facts in (await _facts(stages)).items():
         held[host].facts = facts
 
-    long = _by_host(teller.cut("An outage to the end"))
-    await teller.until(lambda: all(act.find("power_off_accepted") for act in long.values()), "three power-offs")
+    long = _by_host(narrator.cut("An outage to the end"))
+    await narrator.until(lambda: all(act.find("power_off_accepted") for act in long.values()), "three power-offs")
     for host, facts in (await _facts(stages)).items():
         long[host].facts = facts
-    teller.say("all three hosts are off now")
+    narrator.say("all three hosts are off now")
     orders = [line.event for stage in stages.values() for line in stage.lines() if line.kind == "action"]
     return Report(
         title=TITLE,
@@ -114,17 +116,17 @@ def _in_order(name: str, acts: Mapping[str, Act], event: str, **wanted: str) -> 
     lower = _after_s(acts[LOWER], event, **wanted)
     upper = [_after_s(acts[host], event, **wanted) for host in UPPER]
     known = [after_s for after_s in upper if after_s is not None]
-    told = ", ".join("never" if after_s is None else f"{after_s:.1f} s" for after_s in upper)
+    upper_text = ", ".join("never" if after_s is None else f"{after_s:.1f} s" for after_s in upper)
     return Check(
         name=name,
         holds=lower is not None and len(known) == len(upper) and lower < min(known),
-        told=f"tier 0 after {'?' if lower is None else f'{lower:.1f} s'}, tier 1 after {told}",
+        observed=f"tier 0 after {'?' if lower is None else f'{lower:.1f} s'}, tier 1 after {upper_text}",
     )
 
 
 def _held_checks(held: Mapping[str, Act], paused: Mapping[str, Facts]) -> list[Check]:
     own = {host: numbers(line) for host, act in held.items() if (line := act.find("phase_changed", new="on_battery"))}
-    known = {host: (told.get("own_from"), told.get("own_w")) for host, told in own.items()}
+    known = {host: (figures.get("own_from"), figures.get("own_w")) for host, figures in own.items()}
     measured = [source == "bmc" and abs((watts or 0.0) - _TRAINING_W) < 20.0 for source, watts in known.values()]
     steps = {host: _numbers_of(held[host], "checkpoint_durable").get("step") for host in UPPER}
     outcomes = {host: _numbers_of(held[host], "outage_ended").get("outcome") for host in UPPER}
@@ -135,21 +137,23 @@ def _held_checks(held: Mapping[str, Act], paused: Mapping[str, Facts]) -> list[C
         Check(
             name="each host measured its own part of the load",
             holds=len(measured) == len(held) and all(measured),
-            told=", ".join(f"{host} {watts} W by its {source}" for host, (source, watts) in known.items()),
+            observed=", ".join(f"{host} {watts} W by its {source}" for host, (source, watts) in known.items()),
         ),
         _in_order("the lower tier paused first", held, "phase_changed", new="emergency_checkpoint"),
         Check(
             name="the lower tier powered off, the upper one held on",
             holds=held[LOWER].find("power_off_accepted") is not None
             and not any(held[host].find("phase_changed", new="shutdown") for host in UPPER),
-            told=f"{LOWER} off after {seconds(_after_s(held[LOWER], 'power_off_accepted'))}",
+            observed=f"{LOWER} off after {seconds(_after_s(held[LOWER], 'power_off_accepted'))}",
         ),
         Check(
             name="the upper tier's training resumed in place without a reboot",
             holds=all(outcomes[host] == "resumed_in_place" for host in UPPER)
             and all(stood[host] is not None and (after[host] or 0) > (stood[host] or 0) for host in UPPER)
             and all(paused[host].paused and paused[host].checkpoint_step == steps[host] for host in UPPER),
-            told=", ".join(f"{host} {outcomes[host]}, step {stood[host]} paused, {after[host]} now" for host in UPPER),
+            observed=", ".join(
+                f"{host} {outcomes[host]}, step {stood[host]} paused, {after[host]} now" for host in UPPER
+            ),
         ),
     ]
 
@@ -158,10 +162,10 @@ def _long_checks(long: Mapping[str, Act]) -> list[Check]:
     facts = {host: act.facts for host, act in long.items() if act.facts is not None}
     steps = {host: _numbers_of(long[host], "checkpoint_durable").get("step") for host in facts}
     safe = [
-        steps[host] is not None and steps[host] == told.checkpoint_step == told.step for host, told in facts.items()
+        steps[host] is not None and steps[host] == each.checkpoint_step == each.step for host, each in facts.items()
     ]
-    policies = {host: told.policy for host, told in facts.items()}
-    left = {host: told.left_s for host, told in facts.items()}
+    policies = {host: each.policy for host, each in facts.items()}
+    left = {host: each.left_s for host, each in facts.items()}
     needed = {host: _numbers_of(act, "power_off_accepted").get("deadline_s") for host, act in long.items()}
     enough = [(left[host] or 0.0) >= (needed[host] or float("inf")) for host in facts]
     return [
@@ -169,17 +173,17 @@ def _long_checks(long: Mapping[str, Act]) -> list[Check]:
         Check(
             name="the last checkpoint of each host is durable and verified",
             holds=len(safe) == len(long) and all(safe),
-            told=", ".join(f"{host} step {steps[host]}, stored {facts[host].checkpoint_step}" for host in facts),
+            observed=", ".join(f"{host} step {steps[host]}, stored {facts[host].checkpoint_step}" for host in facts),
         ),
         Check(
             name="each host will come back",
             holds=len(facts) == len(long) and set(policies.values()) == {"always-on"},
-            told=", ".join(f"the BMC of {host} says {policy}" for host, policy in policies.items()),
+            observed=", ".join(f"the BMC of {host} says {policy}" for host, policy in policies.items()),
         ),
         Check(
             name="each host went down in order, before the battery was empty",
             holds=len(enough) == len(long) and all(enough),
-            told=", ".join(f"{host} {seconds(left[host])} left, {seconds(needed[host])} needed" for host in facts),
+            observed=", ".join(f"{host} {seconds(left[host])} left, {seconds(needed[host])} needed" for host in facts),
         ),
     ]
 
@@ -189,7 +193,7 @@ def _signal_check(orders: Sequence[str]) -> Check:
     return Check(
         name="no training that obeyed was stopped by a signal",
         holds=not signals and bool(orders),
-        told=f"{len(signals)} signals among the last {len(orders)} orders of the three journals",
+        observed=f"{len(signals)} signals among the last {len(orders)} orders of the three journals",
     )
 
 

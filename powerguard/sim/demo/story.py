@@ -102,7 +102,7 @@ class Check:
 
     name: str
     holds: bool
-    told: str
+    observed: str
 
 
 @dataclass(slots=True)
@@ -136,8 +136,8 @@ class Act:
     def _find(lines: Sequence[Line], event: str, wanted: dict[str, Any]) -> Line | None:
         for line in lines:
             if line.kind == "note" and line.event == event:
-                told = numbers(line)
-                if all(told.get(key) == value for key, value in wanted.items()):
+                values = numbers(line)
+                if all(values.get(key) == value for key, value in wanted.items()):
                     return line
         return None
 
@@ -178,8 +178,8 @@ class Report:
 
 def numbers(line: Line) -> dict[str, Any]:
     """Return the numbers of a note as a dictionary."""
-    told = line.payload.get("numbers")
-    return dict(told) if isinstance(told, list) else {}
+    pairs = line.payload.get("numbers")
+    return dict(pairs) if isinstance(pairs, list) else {}
 
 
 def events(act: Act) -> list[dict[str, Any]]:
@@ -191,33 +191,33 @@ def events(act: Act) -> list[dict[str, Any]]:
     ]
 
 
-async def play(stage: Stage, tell: Callable[[str], None]) -> Report:
+async def play(stage: Stage, print_text: Callable[[str], None]) -> Report:
     """Play the story, and print it live. Raises StoryError when the world stands still."""
     began_s = stage.clock()
-    teller = Teller({"": stage}, tell)
-    await teller.until(lambda: stage.clock() - began_s >= stage.settle_s, "start")
-    (dip,) = teller.cut("A short dip")
-    await teller.wait(stage.dip_s)
-    await teller.until(lambda: dip.find("outage_began") is not None, "the dip to be noticed")
-    teller.back()
-    await teller.until(lambda: dip.find("outage_ended") is not None, "the dip to end")
+    narrator = Narrator({"": stage}, print_text)
+    await narrator.until(lambda: stage.clock() - began_s >= stage.settle_s, "start")
+    (dip,) = narrator.cut("A short dip")
+    await narrator.wait(stage.dip_s)
+    await narrator.until(lambda: dip.find("outage_began") is not None, "the dip to be noticed")
+    narrator.back()
+    await narrator.until(lambda: dip.find("outage_ended") is not None, "the dip to end")
     dip.facts = await stage.facts()
-    await teller.wait(stage.settle_s)
+    await narrator.wait(stage.settle_s)
 
-    (held,) = teller.cut("An outage that the battery outlasts")
+    (held,) = narrator.cut("An outage that the battery outlasts")
     before = await stage.facts()
-    await teller.until(lambda: held.find("phase_changed", new="holding") is not None, "everything to be durable")
-    await teller.wait(stage.hold_s)
+    await narrator.until(lambda: held.find("phase_changed", new="holding") is not None, "everything to be durable")
+    await narrator.wait(stage.hold_s)
     paused = await stage.facts()
-    teller.back()
-    await teller.until(lambda: held.find("outage_ended") is not None, "training to go on in place")
-    await teller.wait(stage.recharge_s)
+    narrator.back()
+    await narrator.until(lambda: held.find("outage_ended") is not None, "training to go on in place")
+    await narrator.wait(stage.recharge_s)
     held.facts = await stage.facts()
 
-    (long,) = teller.cut("An outage to the end")
-    await teller.until(lambda: long.find("power_off_accepted") is not None, "the power-off")
+    (long,) = narrator.cut("An outage to the end")
+    await narrator.until(lambda: long.find("power_off_accepted") is not None, "the power-off")
     long.facts = await stage.facts()
-    teller.say("the host is off now; all that is left is on the disk and in the BMC")
+    narrator.say("the host is off now; all that is left is on the disk and in the BMC")
     checks = [_dip_check(dip), *_held_checks(held, before, paused), *_long_checks(long)]
     return Report(
         title=stage.title,
@@ -229,12 +229,12 @@ async def play(stage: Stage, tell: Callable[[str], None]) -> Report:
     )
 
 
-class Teller:
+class Narrator:
     """Follows the journals of all hosts and says in words what they do. stages: each host's world, by its name."""
 
-    def __init__(self, stages: Mapping[str, Stage], tell: Callable[[str], None]) -> None:
+    def __init__(self, stages: Mapping[str, Stage], print_text: Callable[[str], None]) -> None:
         self._stages = dict(stages)
-        self._tell = tell
+        self._print_text = print_text
         self._first = next(iter(self._stages.values()))
         self._began_s = self._first.clock()
         self._seen = {host: max((line.seq for line in stage.lines()), default=0) for host, stage in stages.items()}
@@ -243,12 +243,12 @@ class Teller:
     def say(self, text: str, at_s: float | None = None, host: str = "") -> None:
         """Print it, with the time since the start."""
         at_s = self._first.clock() if at_s is None else at_s
-        self._tell(f"{at_s - self._began_s:7.1f} s  {host and host + ': '}{text}")
+        self._print_text(f"{at_s - self._began_s:7.1f} s  {host and host + ': '}{text}")
 
     def cut(self, name: str) -> tuple[Act, ...]:
         """Pull the plug. Returns an act for each host."""
         self._follow()
-        self._tell(f"\n{name}")
+        self._print_text(f"\n{name}")
         self.say("-- the plug is pulled --")
         self._acts = {host: Act(name, stage.clock(), host) for host, stage in self._stages.items()}
         for stage in self._stages.values():
@@ -304,45 +304,45 @@ def sentence(line: Line) -> str:
     """Return one line of the journal in words; "" for a line that is left out."""
     if line.kind != "note":
         return ""
-    told = numbers(line)
+    note = numbers(line)
     match line.event:
         case "outage_began":
             return (
-                f"on battery, the second witness is {line.because}: charge {told.get('charge_pct'):.0f} %, "
-                f"load {told.get('load_pct'):.0f} %, the UPS promises {seconds(told.get('runtime_s'))}"
+                f"on battery, the second witness is {line.because}: charge {note.get('charge_pct'):.0f} %, "
+                f"load {note.get('load_pct'):.0f} %, the UPS promises {seconds(note.get('runtime_s'))}"
             )
         case "phase_changed":
-            return _phase_sentence(line, told)
+            return _phase_sentence(line, note)
         case "checkpoint_ordered":
-            return f"asked trainer {told.get('trainer')} for a checkpoint (then: {told.get('after')})"
+            return f"asked trainer {note.get('trainer')} for a checkpoint (then: {note.get('after')})"
         case "checkpoint_durable":
-            return f"checkpoint durable: {told.get('trainer')} at step {told.get('step')}, {told.get('took_s'):.1f} s"
+            return f"checkpoint durable: {note.get('trainer')} at step {note.get('step')}, {note.get('took_s'):.1f} s"
         case "policy_verified":
-            return f"BMC policy read back: {told.get('policy')}"
+            return f"BMC policy read back: {note.get('policy')}"
         case "power_off_accepted":
-            return f"power-off ordered (recorded, not done): by force in {seconds(told.get('deadline_s'))}"
+            return f"power-off ordered (recorded, not done): by force in {seconds(note.get('deadline_s'))}"
         case "outage_ended":
-            return f"outage over: {str(told.get('outcome')).replace('_', ' ')} after {seconds(told.get('lasted_s'))}"
+            return f"outage over: {str(note.get('outcome')).replace('_', ' ')} after {seconds(note.get('lasted_s'))}"
         case "action_failed" | "source_lost" | "load_not_fallen_raised" | "battery_low":
             return f"{line.event.replace('_', ' ')}: {line.because}"
         case _:
             return ""
 
 
-def _phase_sentence(line: Line, told: dict[str, Any]) -> str:
-    match told.get("new"):
+def _phase_sentence(line: Line, note: dict[str, Any]) -> str:
+    match note.get("new"):
         case "on_battery":
             return (
-                f"training goes on: effective runtime {seconds(told.get('reff_now_s'))}, "
-                f"{seconds(told.get('reff_paused_s'))} if paused; needed {seconds(told.get('checkpoint_s'))} "
-                f"+ {seconds(told.get('stop_s'))}"
+                f"training goes on: effective runtime {seconds(note.get('reff_now_s'))}, "
+                f"{seconds(note.get('reff_paused_s'))} if paused; needed {seconds(note.get('checkpoint_s'))} "
+                f"+ {seconds(note.get('stop_s'))}"
             )
         case "emergency_checkpoint":
-            return f"pause and checkpoint, because of {line.because}: {seconds(told.get('slack_s'))} to spare"
+            return f"pause and checkpoint, because of {line.because}: {seconds(note.get('slack_s'))} to spare"
         case "holding":
             return f"holding, because {line.because}; the paused load makes the battery last"
         case "shutdown":
-            return f"COMMIT, because of {line.because}: {seconds(told.get('reff_paused_s'))} left, stop needs it"
+            return f"COMMIT, because of {line.because}: {seconds(note.get('reff_paused_s'))} left, stop needs it"
         case "online":
             return f"back to normal, because {line.because}"
         case _:
@@ -353,13 +353,13 @@ def _phase_sentence(line: Line, told: dict[str, Any]) -> str:
 
 
 def _dip_check(dip: Act) -> Check:
-    asked = dip.find("checkpoint_ordered")
+    ordered = dip.find("checkpoint_ordered")
     ended = dip.find("outage_ended")
     outcome = None if ended is None else numbers(ended).get("outcome")
     return Check(
         name="the dip was ridden through",
-        holds=asked is None and outcome == "ridden_through",
-        told=f"outcome {outcome}, trainer {'never heard of it' if asked is None else 'was disturbed'}",
+        holds=ordered is None and outcome == "ridden_through",
+        observed=f"outcome {outcome}, trainer {'never heard of it' if ordered is None else 'was disturbed'}",
     )
 
 
@@ -374,12 +374,12 @@ def _held_checks(held: Act, before: Facts, paused: Facts) -> list[Check]:
         Check(
             name="the emergency checkpoint is durable at the paused step",
             holds=step is not None and step == paused.checkpoint_step == paused.step and paused.paused,
-            told=f"journal {step}, stored {paused.checkpoint_step}, training paused at {paused.step}",
+            observed=f"journal {step}, stored {paused.checkpoint_step}, training paused at {paused.step}",
         ),
         Check(
             name="training resumed in place without a reboot",
             holds=outcome == "resumed_in_place" and went_on,
-            told=f"outcome {outcome}; step {before.step} at the cut, {paused.step} paused, {after} now",
+            observed=f"outcome {outcome}; step {before.step} at the cut, {paused.step} paused, {after} now",
         ),
     ]
 
@@ -397,17 +397,17 @@ def _long_checks(long: Act) -> list[Check]:
         Check(
             name="the last checkpoint is durable and verified",
             holds=step is not None and step == on_disk and facts is not None and step == facts.step,
-            told=f"journal {step}, stored {on_disk}, training stood at {None if facts is None else facts.step}",
+            observed=f"journal {step}, stored {on_disk}, training stood at {None if facts is None else facts.step}",
         ),
         Check(
             name="the host will come back",
             holds=facts is not None and facts.policy == "always-on" and long.find("policy_verified") is not None,
-            told=f"the BMC itself says {'?' if facts is None else facts.policy}",
+            observed=f"the BMC itself says {'?' if facts is None else facts.policy}",
         ),
         Check(
             name="the host went down in order, before the battery was empty",
             holds=enough,
-            told=f"{seconds(left_s)} really left in the battery, {seconds(deadline_s)} until the forced power-off",
+            observed=f"{seconds(left_s)} really left in the battery, {seconds(deadline_s)} until the forced power-off",
         ),
     ]
 

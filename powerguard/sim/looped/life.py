@@ -346,7 +346,7 @@ class Life:
             await rest(_TERMINATED_S)
         while world.scene.returns.late and not world.foreign and world.now_s < host.stop_ends_s - _LAST_S:
             await rest(min(0.25, host.stop_ends_s - _LAST_S - world.now_s))
-        self.methods.told_to_end(daemon.state, foreign=host.power is Power.UP or world.foreign)
+        self.methods.terminated(daemon.state, foreign=host.power is Power.UP or world.foreign)
         daemon.stop_for_signal(host_stopping=True)
 
     def _is_stopped_by_others(self, state: State) -> bool:

@@ -168,8 +168,8 @@ def _lies(chance: Random) -> tuple[float, ...]:
 def _wall_steps(chance: Random) -> tuple[tuple[float, float], ...]:
     if chance.random() >= _STEPPED:
         return ()
-    by = (-1e6, -3600.0, -60.0, 60.0, 3600.0, 1e6)
-    return tuple((chance.uniform(-10.0, 900.0), float(chance.choice(by))) for _ in range(chance.randint(1, 3)))
+    steps_s = (-1e6, -3600.0, -60.0, 60.0, 3600.0, 1e6)
+    return tuple((chance.uniform(-10.0, 900.0), float(chance.choice(steps_s))) for _ in range(chance.randint(1, 3)))
 
 
 def _windows(chance: Random) -> tuple[tuple[float, float], ...]:

@@ -23,7 +23,7 @@ from powerguard.sim.looped.witness import Hardware, OutageWitness, Violation
 from powerguard.sim.world.back import Waker
 from powerguard.sim.world.chance import stream
 from powerguard.sim.world.host import HostAnswer, Power
-from powerguard.sim.world.many import Tell, spread
+from powerguard.sim.world.many import Progress, spread
 from powerguard.sim.world.policies import best, bound
 from powerguard.sim.world.report import Sample, SimulationOptions, returned
 from powerguard.sim.world.scene import Scene
@@ -170,7 +170,7 @@ class LoopedOutage:
             self._look_back()
         elif not self._waits_for_ever():
             self.witness.broke("never_ended", f"the story is not over ({how})")
-        return self._told(how)
+        return self._result(how)
 
     def _seed(self, state: State) -> None:
         store = Store(self._path)
@@ -288,7 +288,7 @@ class LoopedOutage:
         )
         self.witness.methods.ended(None if stored is None else stored.state)
 
-    def _told(self, how: str) -> LoopedResult:
+    def _result(self, how: str) -> LoopedResult:
         host = self.world.host
         return LoopedResult(
             seed=self.scene.seed,
@@ -356,12 +356,12 @@ _CHUNK: Final = 10
 
 
 def play_many(
-    site: Site, options: SimulationOptions, *, jobs: int | None = None, tell: Tell = lambda _: None
+    site: Site, options: SimulationOptions, *, jobs: int | None = None, progress: Progress = lambda _: None
 ) -> list[Sample]:
     """Play all outages of a run at the loop level. The samples come in no order. jobs: processes; None: all cores."""
     # The journals lie in a folder of this process: the others may be killed in the middle of an outage.
     with tempfile.TemporaryDirectory(prefix="pg-sim-", dir=_memory()) as folder:
-        return spread(partial(_played, folder), site, options, jobs=jobs, chunk=_CHUNK, tell=tell)
+        return spread(partial(_played, folder), site, options, jobs=jobs, chunk=_CHUNK, progress=progress)
 
 
 def _played(folder: str, site: Site, options: SimulationOptions, seed: int) -> Sample:
@@ -370,21 +370,21 @@ def _played(folder: str, site: Site, options: SimulationOptions, seed: int) -> S
 
 def one(seed: int, site: Site, *, faults: bool, within: str | None = None) -> Sample:
     """Play one outage at the loop level, and set it against what would have been best."""
-    told = play(seed, site, faults=faults, within=within)
+    result = play(seed, site, faults=faults, within=within)
     shrunk = quick(site)
     scene = draw_scene(seed, shrunk, faults=faults)
-    loss_s, facts = told.lost_s, scene.returns
+    loss_s, facts = result.lost_s, scene.returns
     return Sample(
         seed=seed,
         excess_s=max(0.0, loss_s - best(scene, shrunk).loss_s),
         beyond_bound_s=max(0.0, loss_s - bound(scene, shrunk).loss_s),
         loss_s=loss_s,
-        rollback_s=told.rollback_s,
-        planning_dirty=told.planning_dirty,
-        physics_dirty=told.dirty > 0 and not told.planning_dirty,
-        shutdown=told.latches > 0,
-        needless=told.needless,
-        stranded=told.stranded,
-        violations=tuple(f"{violation.name}: {violation.what}" for violation in told.violations),
-        back=returned(scene, told.wakers, told.waited_s, arms=not facts.dry_run, brackets=facts.bracket),
+        rollback_s=result.rollback_s,
+        planning_dirty=result.planning_dirty,
+        physics_dirty=result.dirty > 0 and not result.planning_dirty,
+        shutdown=result.latches > 0,
+        needless=result.needless,
+        stranded=result.stranded,
+        violations=tuple(f"{violation.name}: {violation.what}" for violation in result.violations),
+        back=returned(scene, result.wakers, result.waited_s, arms=not facts.dry_run, brackets=facts.bracket),
     )

@@ -214,13 +214,13 @@ class SimSource:
         while not life.dead:
             self._asked.clear()
             if life.world.answers():
-                told = life.world.reading(life.offset_s)
+                answer = life.world.reading(life.offset_s)
                 await rest(self._chance.choice((0.002, 0.02, 0.2)))
                 if self._lies and life.world.now_s >= self._lies[0]:
                     # One answer that says battery and nothing else: a glitch of the card, or a forged answer.
                     self._lies.pop(0)
-                    told = replace(told, output_source=OutputSource.BATTERY, on_battery_s=None, input_present=None)
-                publish(replace(told, at_s=loop.time()))
+                    answer = replace(answer, output_source=OutputSource.BATTERY, on_battery_s=None, input_present=None)
+                publish(replace(answer, at_s=loop.time()))
                 self._missed = 0
             else:
                 await rest(TIMEOUT_S)
@@ -441,20 +441,20 @@ class SimPolicy(SimPeer):
         return detail
 
     def _ensured(self, action: Action) -> Detail:
-        found, how = self.life.hardware.policy, self._options.policy
-        if how == "observe" and found != ALWAYS_ON:
+        found, mode = self.life.hardware.policy, self._options.policy
+        if mode == "observe" and found != ALWAYS_ON:
             msg = f"bmc: policy is {found} (simulated)"
             raise EffectorError(msg)
         outage = isinstance(action, EnsurePolicy) and action.outage
-        if how == "bracket" and not outage:
+        if mode == "bracket" and not outage:
             self.life.hardware.seen = found
-        if how == "observe" or found == ALWAYS_ON or (how == "bracket" and not outage):
+        if mode == "observe" or found == ALWAYS_ON or (mode == "bracket" and not outage):
             # As the real effector: it may be set by a daemon that was killed after that.
-            seen = self.life.hardware.seen if how == "bracket" and outage else ""
+            seen = self.life.hardware.seen if mode == "bracket" and outage else ""
             restore: Detail = (("restore", seen),) if seen not in ("", ALWAYS_ON) else ()
             return (("policy", found), ("verified", True), ("changed", False), *restore)
         self._set(ALWAYS_ON)
-        restore = (("restore", found),) if how == "bracket" else ()
+        restore = (("restore", found),) if mode == "bracket" else ()
         return (("policy", ALWAYS_ON), ("verified", True), ("changed", True), *restore)
 
     def _restored(self, action: RestorePolicy) -> Detail:
@@ -489,8 +489,8 @@ class SimPowerOn(SimPeer):
 
     async def in_its_manner(self, action: Action, manner: Manner) -> Detail:
         """In dry-run no order is sent, so no peer can fail or lie."""
-        told = self._armed or isinstance(action, CheckPowerOn)
-        return await super().in_its_manner(action, manner) if told else (("dry_run", True),)
+        is_sent = self._armed or isinstance(action, CheckPowerOn)
+        return await super().in_its_manner(action, manner) if is_sent else (("dry_run", True),)
 
     async def do(self, action: Action) -> Detail:
         """Look, arm or disarm."""
@@ -517,7 +517,7 @@ class LoopedOutput:
     def __init__(self, life: DaemonLife, manner: Manner) -> None:
         self._life, self._manner = life, manner
         facts = life.world.scene.returns
-        self.returns, self.shows = facts.told, facts.shows
+        self.returns, self.shows = facts.declared, facts.shows
         self._in_s = 0.0
 
     async def check(self, least_s: float) -> Detail:
@@ -595,7 +595,7 @@ class SimSender(SimPeer):
         """Leave the manner to the UPS."""
         self._manner = Manner.WELL if isinstance(action, CheckPowerOn) else manner
         if isinstance(action, ArmPowerOn):
-            self.life.methods.told_to_send(action)
+            self.life.methods.cut_ordered(action)
         return await self.do(action)
 
     async def do(self, action: Action) -> Detail:
@@ -619,10 +619,10 @@ class SimSender(SimPeer):
                 pass
         yield LoopedOutput(self.life, manner)
 
-    async def _written(self, call: Callable[..., _Value], *told: Any) -> _Value:  # noqa: ANN401 - as asyncio.to_thread
+    async def _written(self, call: Callable[..., _Value], *args: Any) -> _Value:  # noqa: ANN401 - as asyncio.to_thread
         """Call the disk, which may be the last thing that this process does, or the first that it does not."""
         await self.lives()
-        result = call(*told)
+        result = call(*args)
         await self.lives()
         return result
 

@@ -124,7 +124,7 @@ class PowerOnWitness:
         if self._policy is not None and not self._policy.powers_off:
             self._broke("armed_in_dry_run", f"{what} was changed")
 
-    def told_to_send(self, action: ArmPowerOn) -> None:
+    def cut_ordered(self, action: ArmPowerOn) -> None:
         """The effector has the order to cut an output in this outage."""
         self._outage = action.outage
 
@@ -154,7 +154,7 @@ class PowerOnWitness:
         self.rebooted += 1
         self._late_due = False
         order, now_s = self._world.scene.order, self._world.now_s
-        unheard = order is not None and (not self._was_told() or now_s - order.at_s < _NEWS_S)
+        unheard = order is not None and (not self._has_answered() or now_s - order.at_s < _NEWS_S)
         if self._world.is_counting and not unheard:
             self._broke("reboot_races_cut", "the UPS counts down, and the host is to come up again")
 
@@ -169,7 +169,7 @@ class PowerOnWitness:
         unanswered = not state.armed or any(each.order is not None for each in state.armed)
         self._died_armed |= killed and unanswered and self._world.host.power is Power.STOPPING
 
-    def told_to_end(self, state: State, *, foreign: bool) -> None:
+    def terminated(self, state: State, *, foreign: bool) -> None:
         """The daemon gets its SIGTERM, and the host goes down."""
         self._heard_foreign |= foreign
         world, facts, phase = self._world, self._world.scene.returns, state.phase
@@ -179,9 +179,9 @@ class PowerOnWitness:
             return
         factor = 1.0 if len(world.scene.cuts) == 1 else _FLAPS
         since_s = self._utility_s()
-        stable = since_s is not None and since_s > factor * policy.utility_stable_s + _NEWS_S and self._was_told()
-        cuts = world.scene.order is not None or (self._hardware.sent and facts.told != "aborts")
-        output = self._spoiled("output") or (facts.output and facts.told != "aborts")
+        stable = since_s is not None and since_s > factor * policy.utility_stable_s + _NEWS_S and self._has_answered()
+        cuts = world.scene.order is not None or (self._hardware.sent and facts.declared != "aborts")
+        output = self._spoiled("output") or (facts.output and facts.declared != "aborts")
         hung = self._mischief.hung or self._mischief.full or self._mischief.kills
         self._late_due = stable and not cuts and not output and not hung
 
@@ -213,10 +213,10 @@ class PowerOnWitness:
     def stranded(self) -> None:
         """A person must press the button: was there nothing that should have?"""
         is_armed = self._policy is not None and self._policy.powers_off
-        is_told = is_armed and (self._latched_s is not None or self._heard_foreign)
-        if self._world.host.power is not Power.OFF or not is_told or self._died_armed:
+        knew_of_stop = is_armed and (self._latched_s is not None or self._heard_foreign)
+        if self._world.host.power is not Power.OFF or not knew_of_stop or self._died_armed:
             return
-        if not self._world.output and self._world.scene.returns.told == "unknown":
+        if not self._world.output and self._world.scene.returns.declared == "unknown":
             return  # Its answer was "unknown", and it keeps its output off: no method switches on without AC.
         expected = self._expected()
         if expected:
@@ -255,7 +255,7 @@ class PowerOnWitness:
         away_s = sum(kill.away_s for kill in self._mischief.kills)
         if not scene.returns.shows and self._mischief.kills:
             return False
-        if latched_s is None or self._heard_foreign or scene.order is not None or scene.returns.told == "stays_off":
+        if latched_s is None or self._heard_foreign or scene.order is not None or scene.returns.declared == "stays_off":
             return False
         return any(cut.begin_s <= latched_s and latched_s + _ORDER_S + away_s < cut.end_s for cut in scene.cuts)
 
@@ -275,15 +275,15 @@ class PowerOnWitness:
 
     # --- The truth --------------------------------------------------------------------------------------------------
 
-    def _spoiled(self, *words: str) -> bool:
-        return any(name in words for name, _ in self._mischief.manners)
+    def _spoiled(self, *peers: str) -> bool:
+        return any(name in peers for name, _ in self._mischief.manners)
 
     def _lied(self, word: str) -> bool:
         return any(name == word and Manner.LIE in manners for name, manners in self._mischief.manners)
 
-    def _is_hindered(self, *words: str) -> bool:
+    def _is_hindered(self, *peers: str) -> bool:
         """A peer that counts here misbehaves, or the daemon was away."""
-        return self._spoiled(*words) or bool(self._mischief.kills)
+        return self._spoiled(*peers) or bool(self._mischief.kills)
 
     def _utility_s(self) -> float | None:
         now_s, since_s = self._world.now_s, math.inf
@@ -294,7 +294,7 @@ class PowerOnWitness:
                 since_s = now_s - cut.end_s
         return since_s
 
-    def _was_told(self) -> bool:
+    def _has_answered(self) -> bool:
         now_s = self._world.now_s
         return all(end_s < now_s - 2 * _GUARD_S or begin_s > now_s for begin_s, end_s in self._world.scene.silences)
 
@@ -374,7 +374,7 @@ class OutageWitness:
                 since_s = now_s - cut.end_s
         return since_s if utility else None
 
-    def _was_told(self, for_s: float) -> bool:
+    def _has_answered(self, for_s: float) -> bool:
         """Say whether the source has answered throughout the last for_s."""
         now_s = self._world.now_s
         return all(end_s < now_s - for_s or begin_s > now_s for begin_s, end_s in self._world.scene.silences)
@@ -472,14 +472,14 @@ class OutageWitness:
 
     def _prepared(self, action: PowerOff, phase: Shutdown) -> None:
         """Before the first word that powers off, the return was armed and the disks were synced, or had their time."""
-        asked = [other for other in self._asked.values() if isinstance(other, EnsurePolicy | SyncFilesystems)]
-        mine = [other for other in asked if other.outage == action.outage]
+        orders = [other for other in self._asked.values() if isinstance(other, EnsurePolicy | SyncFilesystems)]
+        of_outage = [other for other in orders if other.outage == action.outage]
         for kind in (EnsurePolicy, SyncFilesystems):
-            if not any(isinstance(other, kind) for other in mine):
+            if not any(isinstance(other, kind) for other in of_outage):
                 self.broke("unprepared", f"the power-off was ordered, and no {kind.__name__} ever was")
         had_time = self._world.now_s >= phase.prepare_by_s - self._offset_s - 0.01
         # One of before the latch may still be on its way: the one at the latch has asked the same thing after it.
-        newest = {type(other): other for other in mine if self._asked_s[other.id] >= self._life_s}
+        newest = {type(other): other for other in of_outage if self._asked_s[other.id] >= self._life_s}
         waiting = [kind.__name__ for kind, other in newest.items() if other.id not in self._answered]
         if waiting and not had_time:
             self.broke("power_off_too_early", f"the power-off was ordered before {', '.join(waiting)} had ended")
@@ -509,15 +509,15 @@ class OutageWitness:
         utility_s = self._since_s(utility=True)
         if utility_s is not None and utility_s > PATIENCE_S and not self._is_ordered_off(state):
             self.broke("paused_on_utility", f"training was paused after {utility_s:.0f} s of utility")
-        gone_s, scene = self._since_s(utility=False), self._world.scene
+        outage_s, scene = self._since_s(utility=False), self._world.scene
         is_full = scene.charge > 0.95 and self._world.pack.left > 0.55 and scene.cuts[0].end_s > self._world.now_s
-        hurried = gone_s is not None and gone_s < DWELL_S and not scene.gauge.silent and not scene.gauge.glitch_rate
+        hurried = outage_s is not None and outage_s < DWELL_S and not scene.gauge.silent and not scene.gauge.glitch_rate
         if is_full and hurried and not self._is_ordered_off(state):
-            self.broke("paused_in_a_dip", f"training was paused {gone_s:.1f} s after the cut, on a full battery")
+            self.broke("paused_in_a_dip", f"training was paused {outage_s:.1f} s after the cut, on a full battery")
 
     def _signalled(self, action: StopTrainer | TerminateTrainer, state: State) -> None:
         kind, utility_s = type(action).__name__, self._since_s(utility=True)
-        if utility_s is not None and utility_s > NEWS_S and self._was_told(utility_s + NEWS_S):
+        if utility_s is not None and utility_s > NEWS_S and self._has_answered(utility_s + NEWS_S):
             self.broke("signalled_on_utility", f"{kind} after {utility_s:.1f} s of utility")
         if not isinstance(state.phase, EmergencyCheckpoint | Holding | Shutdown):
             self.broke("signalled_out_of_turn", f"{kind} in {phase_name(state.phase)}")
@@ -530,20 +530,20 @@ class OutageWitness:
             since_s = max(phase.began_s, self._life_s + self._offset_s)
             if now_s - since_s > NEWS_S:
                 self.broke("resumed_in_hold", f"{kind} while {phase_name(phase)}")
-        gone_s = self._since_s(utility=False)
-        told = gone_s is not None and gone_s > NEWS_S and self._was_told(gone_s + NEWS_S)
-        if isinstance(phase, Recovery) and told:
-            self.broke("resumed_on_battery", f"{kind} {gone_s:.1f} s after utility had gone again")
+        outage_s = self._since_s(utility=False)
+        knew_of_cut = outage_s is not None and outage_s > NEWS_S and self._has_answered(outage_s + NEWS_S)
+        if isinstance(phase, Recovery) and knew_of_cut:
+            self.broke("resumed_on_battery", f"{kind} {outage_s:.1f} s after utility had gone again")
         # Later than this no daemon repeats what a return before that cut had ordered, except to a silent peer.
         repeated = self._mischief.people or self._world.scene.trainer.mute
-        if told and (gone_s or 0.0) > MINUTE_S and isinstance(phase, OnBattery) and not repeated:
-            self.broke("resumed_on_battery", f"{kind} after {gone_s:.0f} s on battery")
+        if knew_of_cut and (outage_s or 0.0) > MINUTE_S and isinstance(phase, OnBattery) and not repeated:
+            self.broke("resumed_on_battery", f"{kind} after {outage_s:.0f} s on battery")
 
     def _died_of_itself(self) -> bool:
         """The trainer died at a checkpoint during training: it had no order to pause, and must not be started."""
-        asked = [action for action in self._asked.values() if isinstance(action, TriggerCheckpoint)]
+        orders = [action for action in self._asked.values() if isinstance(action, TriggerCheckpoint)]
         host = self._world.host
-        return not host.trainer_alive and bool(asked) and asked[-1].after is Conduct.CONTINUE
+        return not host.trainer_alive and bool(orders) and orders[-1].after is Conduct.CONTINUE
 
     # --- What the daemon is -----------------------------------------------------------------------------------------
 
@@ -581,7 +581,7 @@ class OutageWitness:
         utility_s = self._since_s(utility=True)
         if utility_s is None or utility_s <= NEWS_S or self._is_ordered_off(state):
             return
-        if self._was_told(utility_s + NEWS_S):
+        if self._has_answered(utility_s + NEWS_S):
             self.broke("latched_on_utility", f"latched {utility_s:.1f} s after utility was back")
 
     def _latched(self, phase: Shutdown) -> None:

@@ -55,7 +55,7 @@ from powerguard.daemon.loop import TICK_ONLINE_S, TICK_OUTAGE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class RecordedOrder:
     """An order of the recording and what came of it. outcome: None where none came before the outage's end.
 
     progress: what its checkpoint reported on the way. at_s: when it was ordered, in the clock of its boot.
@@ -68,7 +68,7 @@ class Deed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
+class DaemonRun:
     """The events of one run of the daemon. shift_s: from its boot's clock to the recording's.
 
     state: it began with; None: with nothing known. events: in order.
@@ -111,14 +111,14 @@ class Recording:
     """
 
     name: str
-    legs: tuple[Leg, ...]
-    deeds: tuple[Deed, ...] = ()
+    legs: tuple[DaemonRun, ...]
+    deeds: tuple[RecordedOrder, ...] = ()
     marks: tuple[Mark, ...] = ()
     began_s: float | None = None
     complete: bool = True
     zero_s: float = 0.0
     cut_off: bool = False
-    told: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class ReplayLine:
 class Replayed:
     """The outcome with today's decisions. ended_s: in the recording's clock; forecast: what would come next.
 
-    repeated: polls that the recording could not answer and that repeated its last reading. told: remarks.
+    repeated: polls that the recording could not answer and that repeated its last reading. remarks: what is uncertain.
     before_deadline_s: the recording ends so long before the host must be off; None where that is not so.
     """
 
@@ -149,7 +149,7 @@ class Replayed:
     before_deadline_s: float | None = None
     readings: int = 0
     repeated: int = 0
-    told: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,15 +183,15 @@ def compare(replayed: Replayed, *, tolerance_s: float = 1.5) -> tuple[Difference
     return tuple(each for _, each in sorted(out, key=lambda pair: pair[0]))
 
 
-def mark_of(t_s: float, told: Note | Action) -> Mark | None:
+def mark_of(t_s: float, entry: Note | Action) -> Mark | None:
     """Return the mark that a note or an order sets; None where it sets none."""
-    if isinstance(told, Note):
-        if told.event != "phase_changed":
+    if isinstance(entry, Note):
+        if entry.event != "phase_changed":
             return None
-        return Mark(t_s=t_s, kind="phase", what=str(dict(told.numbers).get("new")), because=told.because)
-    if isinstance(told, PollNow):
+        return Mark(t_s=t_s, kind="phase", what=str(dict(entry.numbers).get("new")), because=entry.because)
+    if isinstance(entry, PollNow):
         return None
-    return Mark(t_s=t_s, kind="order", what=type(told).__name__, whom=str(getattr(told, "trainer", "")))
+    return Mark(t_s=t_s, kind="order", what=type(entry).__name__, whom=str(getattr(entry, "trainer", "")))
 
 
 MISSES: Final = 3
@@ -199,8 +199,8 @@ MISSES: Final = 3
 
 def sources_of(events: Sequence[Event], ups: str) -> tuple[str, ...]:
     """Return the sources of one UPS, those that were only ever lost among them, in the order of their first word."""
-    told = (event for event in events if isinstance(event, Reading | SourceFailed) and event.ups == ups)
-    return tuple(dict.fromkeys(event.source for event in told))
+    matching = (event for event in events if isinstance(event, Reading | SourceFailed) and event.ups == ups)
+    return tuple(dict.fromkeys(event.source for event in matching))
 
 
 def coarseness_s(events: Sequence[Event], ups: str) -> float:
@@ -268,7 +268,7 @@ def replay(recording: Recording, *, obedient: bool = False) -> Replayed:
     return player.replayed()
 
 
-def _follow_until_s(leg: Leg, following: Leg | None) -> float:
+def _follow_until_s(leg: DaemonRun, following: DaemonRun | None) -> float:
     """How long a power-off that has begun may be followed, in the leg's clock.
 
     Where the daemon was started again within the boot this life had ended: its next one goes on with the power-off.
@@ -307,7 +307,7 @@ class _Player:
 
     def __init__(self, recording: Recording, *, obedient: bool) -> None:
         self._recording = recording
-        self._deeds: dict[tuple[str, str], deque[Deed]] = {}
+        self._deeds: dict[tuple[str, str], deque[RecordedOrder]] = {}
         for deed in () if obedient else recording.deeds:
             key = type(deed.action).__name__, str(getattr(deed.action, "trainer", ""))
             self._deeds.setdefault(key, deque()).append(deed)
@@ -315,7 +315,7 @@ class _Player:
         self._policy = recording.legs[0].policy if recording.legs else Policy(boot_id="replay", ups="")
         self._folded: tuple[Policy, Learned, Policy] | None = None
         self._state = State()
-        self._leg = Leg(at_s=0.0, policy=self._policy)
+        self._leg = DaemonRun(at_s=0.0, policy=self._policy)
         self._now_s = 0.0
         self._due: list[_Due] = []
         self._open: dict[str, Action] = {}
@@ -327,15 +327,15 @@ class _Player:
         self._marks: list[Mark] = []
         self._began_s: float | None = recording.began_s
         self._readings = self._repeated = 0
-        self._told: list[str] = []
+        self._remarks: list[str] = []
         self._off = self._survives = False
         self._heard_s = self._end_s = 0.0
         self._ordered: set[str] = set()
-        self._given: dict[str, tuple[float, Deed | None]] = {}
+        self._given: dict[str, tuple[float, RecordedOrder | None]] = {}
 
     # --- Legs --------------------------------------------------------------------------------------------------------
 
-    def enter(self, leg: Leg, *, first: bool) -> bool:
+    def enter(self, leg: DaemonRun, *, first: bool) -> bool:
         """Begin a leg; False where today's decisions would not have come to it."""
         self._due.clear()
         self._ahead = deque(leg.events)
@@ -345,7 +345,9 @@ class _Player:
             return True
         next_boot = leg.policy.boot_id != self._policy.boot_id
         if next_boot and not isinstance(self._state.phase, Shutdown):
-            self._told.append("the host was off then; today's decisions had not powered it off when the recording ends")
+            self._remarks.append(
+                "the host was off then; today's decisions had not powered it off when the recording ends"
+            )
             return False
         if not next_boot and self._off:
             return False
@@ -366,7 +368,7 @@ class _Player:
         self._take(restore(self._current(), stored, leg.at_s), leg.at_s)
         return True
 
-    def play(self, leg: Leg, *, follow_until_s: float) -> None:
+    def play(self, leg: DaemonRun, *, follow_until_s: float) -> None:
         """Feed what this leg heard, with ticks and answers between."""
         end_s = max(leg.events[-1].at_s if leg.events else leg.at_s, leg.end_s or leg.at_s) + ROUNDING_S
         is_ticking = any(isinstance(event, Tick) for event in leg.events)
@@ -441,12 +443,12 @@ class _Player:
             self._mark(t_s, action)
             self._carry_out(action, at_s)
 
-    def _mark(self, t_s: float, told: Note | Action) -> None:
-        mark = mark_of(t_s, told)
-        if isinstance(told, Action):
-            if told.id in self._ordered:
+    def _mark(self, t_s: float, entry: Note | Action) -> None:
+        mark = mark_of(t_s, entry)
+        if isinstance(entry, Action):
+            if entry.id in self._ordered:
                 return  # Repeated after a restart: it is the same order.
-            self._ordered.add(told.id)
+            self._ordered.add(entry.id)
         if mark is not None:
             self._marks.append(mark)
 
@@ -480,8 +482,8 @@ class _Player:
             self._later(*self._obey(action, at_s), action)
             return
         for each in deed.progress:
-            if (told_s := given_s + each.at_s - deed.at_s) >= at_s:
-                self._later(told_s, replace(each, at_s=told_s, action_id=action.id), action)
+            if (due_s := given_s + each.at_s - deed.at_s) >= at_s:
+                self._later(due_s, replace(each, at_s=due_s, action_id=action.id), action)
         if deed.outcome is not None:
             ended_s = max(at_s, given_s + deed.outcome.at_s - deed.at_s)
             self._later(ended_s, replace(deed.outcome, at_s=ended_s, action=action), action)
@@ -589,7 +591,7 @@ class _Player:
         shift_s = self._leg.shift_s
         before_s = self._before_deadline_s()
         if before_s is not None:
-            self._told.append(
+            self._remarks.append(
                 f"the recording ends {before_s:.0f} s before the power-off's deadline: "
                 "whether the host was off in time is not known"
             )
@@ -604,5 +606,5 @@ class _Player:
             forecast=tuple(replace(f, at_s=None if f.at_s is None else f.at_s + shift_s) for f in ahead),
             readings=self._readings,
             repeated=self._repeated,
-            told=(*self._recording.told, *self._told),
+            remarks=(*self._recording.remarks, *self._remarks),
         )

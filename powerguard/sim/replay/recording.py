@@ -32,7 +32,16 @@ from powerguard.core.model.policy import Policy, TrainerPolicy
 from powerguard.core.model.serialisation import KIND, PlainError, from_plain
 from powerguard.core.model.state import State
 from powerguard.core.trainers.lifecycle import at_start
-from powerguard.sim.replay.play import Deed, Leg, Mark, Recording, coarseness_s, mark_of, sources_of, with_losses
+from powerguard.sim.replay.play import (
+    DaemonRun,
+    Mark,
+    RecordedOrder,
+    Recording,
+    coarseness_s,
+    mark_of,
+    sources_of,
+    with_losses,
+)
 from powerguard.ups.profiles.decode import Draft, cross_check
 from powerguard.ups.profiles.text_values import take
 from powerguard.ups.profiles.vocabulary import NUMBERS
@@ -56,22 +65,22 @@ class ReplayFileError(Exception):
 
 def _decoders() -> dict[str, Callable[[str], object]]:
     """How each field of a Reading is read, by its type."""
-    told: dict[str, Callable[[str], object]] = {}
+    decoders: dict[str, Callable[[str], object]] = {}
     for each in fields(Reading):
         kind = str(each.type)
         if each.name in ("at_s", "provenance"):
             continue
         if "float" in kind:
-            told[each.name] = _number
+            decoders[each.name] = _number
         elif "bool" in kind:
-            told[each.name] = _bool
+            decoders[each.name] = _bool
         elif "tuple" in kind:
-            told[each.name] = _names
+            decoders[each.name] = _names
         elif "OutputSource" in kind:
-            told[each.name] = _source
+            decoders[each.name] = _source
         else:
-            told[each.name] = str
-    return told
+            decoders[each.name] = str
+    return decoders
 
 
 def _number(text: str) -> float:
@@ -119,7 +128,7 @@ class Table:
         self.shift_s = 0.0
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def remarks(self) -> tuple[str, ...]:
         """What was not believed, one remark for each column."""
         return tuple(
             f"{each[0]}, so it counts as unknown" + (f"; {len(each) - 1} more of this column" if each[1:] else "")
@@ -182,12 +191,12 @@ class Table:
             take(draft, name, cast("float", values[name]), name)
         cross_check(draft)
         for each in draft.rejected:
-            told = f"line {number}: {each.field} {values[each.field]:g} is not believed ({each.why})"
-            self._refused.setdefault(each.field, []).append(told)
+            remark = f"line {number}: {each.field} {values[each.field]:g} is not believed ({each.why})"
+            self._refused.setdefault(each.field, []).append(remark)
         for name in NUMBERS.keys() & values.keys() - draft.numbers.keys():
             del values[name]
 
-    def _check_time(self, number: int, t_s: float, whose: tuple[str, str]) -> None:
+    def _check_time(self, number: int, t_s: float, origin: tuple[str, str]) -> None:
         column = self._names.index("t_s") + 1
         if abs(t_s) > MAX_T_S:
             raise ReplayFileError(self._path, f"t_s: {t_s:g} is not a time in seconds", number, column)
@@ -200,9 +209,9 @@ class Table:
         if t_s - self._first_s > MAX_SPAN_S:
             message = f"t_s: more than {MAX_SPAN_S / 86400:g} days after the first row; cut the file to the outage"
             raise ReplayFileError(self._path, message, number, column)
-        if self._seen.get(whose) == t_s:
-            raise ReplayFileError(self._path, f"two readings of {whose[0]} by {whose[1]} at {t_s:g}", number, column)
-        self._last_s = self._seen[whose] = t_s
+        if self._seen.get(origin) == t_s:
+            raise ReplayFileError(self._path, f"two readings of {origin[0]} by {origin[1]} at {t_s:g}", number, column)
+        self._last_s = self._seen[origin] = t_s
 
 
 MAX_LINE_BYTES: Final = 4 << 20
@@ -281,38 +290,38 @@ def _load_table(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) -> 
     events = tuple(table.reading(number, line) for number, line in lines)
     if not events:
         raise ReplayFileError(path, "a header and no readings", number)
-    told = list(table.told)
+    remarks = list(table.remarks)
     policy = wanted.change(wanted.default if wanted.policy is None else wanted.policy)
-    policy, heard = _of_those_heard(path, policy, events, wanted.ups, told)
+    policy, kept = _for_upses(path, policy, events, wanted.ups, remarks)
     first_s = events[0].at_s
-    leg = Leg(at_s=first_s, policy=policy, events=heard)
-    return (Recording(name=Path(path).name, legs=(leg,), zero_s=table.shift_s, told=tuple(told)),)
+    leg = DaemonRun(at_s=first_s, policy=policy, events=kept)
+    return (Recording(name=Path(path).name, legs=(leg,), zero_s=table.shift_s, remarks=tuple(remarks)),)
 
 
-def _of_those_heard(
-    path: str, policy: Policy, events: tuple[Reading, ...], ups: str, told: list[str]
+def _for_upses(
+    path: str, policy: Policy, events: tuple[Reading, ...], ups: str, remarks: list[str]
 ) -> tuple[Policy, tuple[Event, ...]]:
     """Return the policy for the UPSes in a table, and its events with where sources would have been lost.
 
     All of them, where the settings know them all as feeds of the host and no single one is asked for.
     """
     names = {event.ups for event in events}
-    if ups or not policy.feeds or not names <= {mine.policy.ups for mine in policy.feeds}:
-        alone = replace(policy, feeds=(), ups=_whose(path, events, ups or policy.ups, told))
-        return _coarse(alone, events, told)
-    heard: tuple[Event, ...] = events
+    if ups or not policy.feeds or not names <= {feed.policy.ups for feed in policy.feeds}:
+        alone = replace(policy, feeds=(), ups=_chosen_ups(path, events, ups or policy.ups, remarks))
+        return _coarse(alone, events, remarks)
+    kept: tuple[Event, ...] = events
     feeds = []
-    for mine in policy.feeds:
-        own, heard = _coarse(mine.policy, heard, told, lose=mine.policy.ups in names)
-        feeds.append(replace(mine, policy=own))
-    return replace(policy, feeds=tuple(feeds), stale_s=max(mine.policy.stale_s for mine in feeds)), heard
+    for feed in policy.feeds:
+        own, kept = _coarse(feed.policy, kept, remarks, lose=feed.policy.ups in names)
+        feeds.append(replace(feed, policy=own))
+    return replace(policy, feeds=tuple(feeds), stale_s=max(feed.policy.stale_s for feed in feeds)), kept
 
 
-def _whose(path: str, events: tuple[Reading, ...], wanted: str, told: list[str]) -> str:
+def _chosen_ups(path: str, events: tuple[Reading, ...], wanted: str, remarks: list[str]) -> str:
     names = list(dict.fromkeys(event.ups for event in events))
     if wanted in names:
         if len(names) > 1:
-            told.append(
+            remarks.append(
                 f"readings of {', '.join(n for n in names if n != wanted)} are left aside: the feed is {wanted}"
             )
         return wanted
@@ -323,7 +332,7 @@ def _whose(path: str, events: tuple[Reading, ...], wanted: str, told: list[str])
 
 
 def _coarse(
-    policy: Policy, events: tuple[Event, ...], told: list[str], *, lose: bool | None = None
+    policy: Policy, events: tuple[Event, ...], remarks: list[str], *, lose: bool | None = None
 ) -> tuple[Policy, tuple[Event, ...]]:
     """A recording that is slower than a daemon polls: a reading stays fresh for three of its own steps.
 
@@ -331,7 +340,7 @@ def _coarse(
     """
     every_s = coarseness_s(events, policy.ups)
     if every_s > _FINE_S:
-        told.append(f"a reading every {every_s:g} s: what happens between them is not known to that second")
+        remarks.append(f"a reading every {every_s:g} s: what happens between them is not known to that second")
     stale_s = max(policy.stale_s, 3 * every_s)
     if lose if lose is not None else not any(isinstance(event, SourceFailed) for event in events):
         events = with_losses(events, ups=policy.ups, every_s=policy.stale_s / 3)
@@ -361,11 +370,11 @@ class _Outage:
         self._began_s = None if meta.get("started_at_s") is None else _seconds(meta, "started_at_s")
         self.lives: list[_Life] = []
         self._walls: dict[int, float] = {}
-        self._orders: dict[str, Deed] = {}
+        self._orders: dict[str, RecordedOrder] = {}
         self._where: dict[str, int] = {}
         self._marks: list[tuple[int, Mark]] = []
-        self._told_s: list[tuple[int, float]] = []
-        self.told: list[str] = []
+        self._entries_s: list[tuple[int, float]] = []
+        self.remarks: list[str] = []
         self.ended = False
 
     def take(self, number: int, line: dict[str, object]) -> None:
@@ -375,7 +384,7 @@ class _Outage:
             self.ended = True
             return
         if kind == "gap":
-            self.told.append("the journal could not keep every step of it")
+            self.remarks.append("the journal could not keep every step of it")
             return
         if kind not in ("start", "reading", "tick", "event", "note", "action", "outcome"):
             return  # A newer version's: it says more, not something else.
@@ -394,7 +403,7 @@ class _Outage:
         elif kind == "event":
             self._hear(boot, cast("Event", from_plain(line.get("event"), Event)), number)
         else:
-            self._told_s.append((boot, at_s))
+            self._entries_s.append((boot, at_s))
             self._done(kind, boot, at_s, line)
 
     def _hear(self, boot: int, event: Event, number: int) -> None:
@@ -422,7 +431,7 @@ class _Outage:
             mark = mark_of(at_s, action)
             if mark is not None and action.id not in self._orders:
                 self._marks.append((boot, mark))
-                self._orders[action.id] = Deed(action=action, at_s=at_s)
+                self._orders[action.id] = RecordedOrder(action=action, at_s=at_s)
                 self._where[action.id] = boot
         else:
             outcome = from_plain(line.get("outcome"), Done | Failed)
@@ -444,11 +453,15 @@ class _Outage:
             replace(mark, t_s=mark.t_s + shifts.get(boot, self._walls.get(boot, zero) - zero)) for boot, mark in known
         ]
         if wanted.trainers is not None:
-            self.told.append("what the recording's own trainers said and did is left aside: others stand in for them")
+            self.remarks.append(
+                "what the recording's own trainers said and did is left aside: others stand in for them"
+            )
         if not self.ended:
-            self.told.append("the file ends before the export did: it has been cut off")
+            self.remarks.append("the file ends before the export did: it has been cut off")
         if self.meta.get("complete") is not True:
-            self.told.append("the journal did not keep every reading of this outage: times may differ by some seconds")
+            self.remarks.append(
+                "the journal did not keep every reading of this outage: times may differ by some seconds"
+            )
         return Recording(
             name=str(self.meta.get("outage", "?")),
             legs=legs,
@@ -457,7 +470,7 @@ class _Outage:
             began_s=self._began_s,
             complete=self.meta.get("complete") is True,
             cut_off=not self.ended,
-            told=tuple(self.told),
+            remarks=tuple(self.remarks),
         )
 
     def _shifts(self, lives: Sequence[_Life]) -> dict[int, float]:
@@ -476,16 +489,16 @@ class _Outage:
                 away_s = 0.0 if ended_s is None else known_s[0] + shifts[life.boot] - ended_s
                 if not 0.0 <= away_s <= LONGEST_GAP_S:
                     shifts[life.boot] -= away_s
-                    self.told.append("the wall clock was wrong: how long the host was off is not known")
+                    self.remarks.append("the wall clock was wrong: how long the host was off is not known")
             ended_s = known_s[-1] + shifts[life.boot]
         return shifts
 
-    def _leg(self, life: _Life, shifts: Mapping[int, float], wanted: Wanted, next_s: float | None) -> Leg:
+    def _leg(self, life: _Life, shifts: Mapping[int, float], wanted: Wanted, next_s: float | None) -> DaemonRun:
         events = tuple(life.events or ())
         policy = wanted.policy or life.policy
         if policy is None:
             policy = wanted.default
-            self.told.append("the settings of then are not in the file: defaults and options stand in")
+            self.remarks.append("the settings of then are not in the file: defaults and options stand in")
         policy = wanted.change(policy)
         readings = tuple(event for event in events if isinstance(event, Reading))
         if readings and not policy.feeds:
@@ -493,7 +506,7 @@ class _Outage:
             known = (
                 life.policy.ups if life.policy is not None and life.policy.ups in names else wanted.ups or policy.ups
             )
-            policy = replace(policy, ups=_whose(self._path, readings, known, []))
+            policy = replace(policy, ups=_chosen_ups(self._path, readings, known, []))
         boots = self.meta.get("boots")
         listed = boots if isinstance(boots, list) else []
         boot_id = str(listed[life.boot]) if 0 <= life.boot < len(listed) else f"boot-{life.boot}"
@@ -502,23 +515,23 @@ class _Outage:
             state = reloaded(life.policy, policy, state, life.at_s or 0.0)
         policy = replace(policy, boot_id=policy.boot_id if life.policy is policy else boot_id)
         if life.policy is None:
-            policy, events = _coarse(policy, events, self.told)
+            policy, events = _coarse(policy, events, self.remarks)
         else:
             # Settings of today may name fewer, or more, than were heard then; a journal of old names none.
-            heard = len(sources_of(events, policy.ups))
-            policy = replace(policy, sources=max(1, heard, life.policy.sources if wanted.policy is None else 1))
+            source_count = len(sources_of(events, policy.ups))
+            policy = replace(policy, sources=max(1, source_count, life.policy.sources if wanted.policy is None else 1))
         if wanted.trainers is not None:
             events = tuple(event for event in events if not _is_of_trainer(event))
             state = None if state is None else _with_trainers(policy, state)
         first_s = events[0].at_s if events else 0.0
-        return Leg(
+        return DaemonRun(
             at_s=first_s if life.at_s is None else life.at_s,
             policy=policy,
             state=state,
             shift_s=shifts[life.boot],
             events=events,
             end_s=max(
-                (at_s for boot, at_s in self._told_s if boot == life.boot and (next_s is None or at_s < next_s)),
+                (at_s for boot, at_s in self._entries_s if boot == life.boot and (next_s is None or at_s < next_s)),
                 default=None,
             ),
         )
@@ -537,19 +550,19 @@ def _is_of_trainer(event: Event) -> bool:
     return isinstance(event, TrainerSeen | CheckpointProgress)
 
 
-def _knows(wanted: Wanted, deed: Deed) -> bool:
+def _knows(wanted: Wanted, deed: RecordedOrder) -> bool:
     """Say whether the recording's answer to an order counts: not where another trainer stands in."""
     return wanted.trainers is None or not hasattr(deed.action, "trainer")
 
 
-def _with_progress(deed: Deed, lives: list[_Life]) -> Deed:
-    told = tuple(
+def _with_progress(deed: RecordedOrder, lives: list[_Life]) -> RecordedOrder:
+    progress = tuple(
         event
         for life in lives
         for event in life.events or ()
         if isinstance(event, CheckpointProgress) and event.action_id == deed.action.id
     )
-    return replace(deed, progress=told)
+    return replace(deed, progress=progress)
 
 
 def _whole(line: dict[str, object], name: str) -> int:

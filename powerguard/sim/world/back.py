@@ -45,7 +45,7 @@ class ReturnFacts:
     """The power-on methods of one outage.
 
     output: what the UPS does when utility returns in a countdown that was ordered: cycles, aborts or stays_off; "":
-    no program here can order one. told: what its profile says of that. rtc, sentinel, watchdog: installed; each
+    no program here can order one. declared: what its profile says of that. rtc, sentinel, watchdog: installed; each
     *_works: and does what it promises. late: a power-off may end in a reboot. lies: the BMC takes a policy and does not
     keep it. foreign_s: when another program stops the host, should it be on battery then; inf: never. shows: it shows
     the countdown that this host has ordered.
@@ -55,7 +55,7 @@ class ReturnFacts:
     """
 
     output: str = ""
-    told: str = ""
+    declared: str = ""
     rtc: bool = False
     rtc_works: bool = True
     sentinel: bool = False
@@ -73,13 +73,13 @@ class ReturnFacts:
     @property
     def methods(self) -> tuple[PowerOnMethod, ...]:
         """The power-on methods that the settings of this host name."""
-        there = {
+        present = {
             PowerOnMethod.OUTPUT: bool(self.output),
             PowerOnMethod.RTC: self.rtc,
             PowerOnMethod.SENTINEL: self.sentinel,
             PowerOnMethod.WATCHDOG: self.watchdog,
         }
-        return tuple(method for method in PowerOnMethod if there[method])
+        return tuple(method for method in PowerOnMethod if present[method])
 
     @property
     def broken(self) -> bool:
@@ -114,7 +114,7 @@ def draw_returns(seed: int, site: ReturnSite, *, faults: bool) -> ReturnFacts:
     hidden, bracket, dry_run, called_off = (more.random() for _ in range(4))
     return ReturnFacts(
         output=does if has_output else "",
-        told="unknown" if unknown else does,
+        declared="unknown" if unknown else does,
         rtc=rtc < site.rtc_share,
         rtc_works=not fails[0],
         sentinel=other < site.sentinel_share,
@@ -131,7 +131,7 @@ def draw_returns(seed: int, site: ReturnSite, *, faults: bool) -> ReturnFacts:
     )
 
 
-class Standing(TypedDict):
+class PowerState(TypedDict):
     """State of host and UPS that the power-on methods depend on. utility_since_s: None without utility, or output."""
 
     is_on: bool
@@ -139,7 +139,7 @@ class Standing(TypedDict):
     off_since_s: float
 
 
-class Back:
+class ArmedMethods:
     """What is armed. Times are the world's; inf: not armed."""
 
     def __init__(self, facts: ReturnFacts) -> None:
@@ -191,13 +191,13 @@ class Back:
         """So often the host was switched on."""
         return len(self.wakers)
 
-    def reboot(self, now_s: float, by: Waker = Waker.REBOOT) -> None:
+    def reboot(self, now_s: float, waker: Waker = Waker.REBOOT) -> None:
         """The host that is just off comes up again by itself: its power-off was made a reboot, or it was reset."""
-        self.reboot_s, self._reboots_by = now_s + 0.01, by
+        self.reboot_s, self._reboots_by = now_s + 0.01, waker
 
-    def boots(self, now_s: float, by: Waker) -> None:
+    def boots(self, now_s: float, waker: Waker) -> None:
         """The host comes up: what stops a watchdog that was left armed runs long before its daemon does."""
-        self.wakers.append(by)
+        self.wakers.append(waker)
         self._on_s = now_s
         if self.watchdog_s > now_s + _DISARMED_S:
             self.watchdog_s = math.inf
@@ -210,11 +210,11 @@ class Back:
     @property
     def armed(self) -> tuple[PowerOnMethod, ...]:
         """What is armed; an output is the UPS's own matter."""
-        there = {
+        states = {
             PowerOnMethod.RTC: self.rtc_s < math.inf, PowerOnMethod.SENTINEL: self._intent is not None,
             PowerOnMethod.WATCHDOG: self.watchdog_s < math.inf,
         }  # fmt: skip
-        return tuple(method for method, is_armed in there.items() if is_armed)
+        return tuple(method for method, is_armed in states.items() if is_armed)
 
     @property
     def idle(self) -> bool:
@@ -238,18 +238,18 @@ class Back:
         self, now_s: float, *, is_on: bool, powered: bool, utility_since_s: float | None, off_since_s: float
     ) -> Waker | None:
         """Do what is due; return who powers the host on. A clock without power at the board wakes no host."""
-        by: Waker | None = None
+        waker: Waker | None = None
         if now_s >= self.reboot_s:
-            self.reboot_s, by = math.inf, self._reboots_by if powered else None
+            self.reboot_s, waker = math.inf, self._reboots_by if powered else None
         if now_s >= self.rtc_s:
             self.rtc_s, wakes = math.inf, powered and not is_on and self.facts.rtc_works
-            by = by or (Waker.RTC if wakes else None)
+            waker = waker or (Waker.RTC if wakes else None)
         if now_s >= self.watchdog_s:
             self.watchdog_s, wakes = math.inf, powered and self.facts.watchdog_works
-            by = by or (Waker.WATCHDOG if wakes else None)
-        if by is None and not is_on and powered and utility_since_s is not None and self._intent is not None:
-            by = Waker.SENTINEL if self._sentinel_says_so(now_s, utility_since_s, off_since_s) else None
-        return by
+            waker = waker or (Waker.WATCHDOG if wakes else None)
+        if waker is None and not is_on and powered and utility_since_s is not None and self._intent is not None:
+            waker = Waker.SENTINEL if self._sentinel_says_so(now_s, utility_since_s, off_since_s) else None
+        return waker
 
     def _sentinel_says_so(self, now_s: float, utility_since_s: float, off_since_s: float) -> bool:
         intent = self._intent

@@ -143,7 +143,7 @@ class Gauge:
             self._glitch_at_s = 0.0
             self._next_glitch()
 
-    def tell(self, at_s: float, pack: Pack, load: float, *, on_battery: bool) -> GaugeReading:
+    def read(self, at_s: float, pack: Pack, load: float, *, on_battery: bool) -> GaugeReading:
         """Say how it looks at at_s, which never runs backwards. load: what is drawn, a share of the rating."""
         facts = self.facts
         seen = self._seen(at_s, load)
@@ -158,22 +158,22 @@ class Gauge:
         low = on_battery and (
             pack.left <= facts.knee * pack.health if facts.by_voltage else runtime_s < facts.low_battery_s
         )
-        told_s: float | None = runtime_s
+        reported_s: float | None = runtime_s
         charge_pct: float | None = round(100.0 * charge, 1)
         while at_s >= self._glitch_at_s:
             hit = at_s < self._glitch_at_s + 1.0
             if hit and self._glitch == "silent":
-                told_s = charge_pct = load_pct = None
+                reported_s = charge_pct = load_pct = None
             elif hit:
-                told_s = runtime_s * {"zero": 0.0, "tenth": 0.1, "tenfold": 10.0}[self._glitch]
+                reported_s = runtime_s * {"zero": 0.0, "tenth": 0.1, "tenfold": 10.0}[self._glitch]
             if hit:
                 break
             self._next_glitch()
         if facts.silent:
-            told_s = None if "runtime" in facts.silent else told_s
+            reported_s = None if "runtime" in facts.silent else reported_s
             charge_pct = None if "charge" in facts.silent else charge_pct
             load_pct = None if "load" in facts.silent else load_pct
-        return GaugeReading(told_s, charge_pct, load_pct, low)
+        return GaugeReading(reported_s, charge_pct, load_pct, low)
 
     def _seen(self, at_s: float, load: float) -> float:
         """The load that the runtime is computed for: it follows the true one late."""

@@ -116,12 +116,12 @@ def draw_surroundings(seed: int, faults: FaultSite, cuts: tuple[Cut, ...]) -> Su
     """Draw the network and the other UPS. A switch takes a while to be there again after the power."""
     network, twin = stream(seed, "network"), stream(seed, "twin")
     goes, back_s = network.random() < faults.network_lost_share, uniform(network, faults.network_back_s)
-    there, needed = twin.random() < faults.twin_share, twin.choice((1, 2))
+    has_twin, needed = twin.random() < faults.twin_share, twin.choice((1, 2))
     is_apart = stream(seed, "twin apart").random() < faults.twin_apart_share
     is_silent, at_s, lasts_s = twin.random() < 0.5, twin.uniform(-2.0, 300.0), uniform(twin, faults.source_lost_s)
     return SurroundingFacts(
         network=(cuts[0].begin_s, cuts[0].end_s + back_s) if goes else None,
-        twin=there,
+        twin=has_twin,
         needed=needed,
         apart=is_apart and needed > 1,
         silent=(at_s, at_s + lasts_s) if is_silent else (0.0, 0.0),
@@ -136,7 +136,7 @@ class OtherUpses:
         self._facts = facts
         self._link: bool | None = None if facts.is_cut_off(now_s) else True
 
-    def tell(self, reading: Reading, now_s: float) -> Iterator[Event]:
+    def report(self, reading: Reading, now_s: float) -> Iterator[Event]:
         """Yield what is reported now. reading: what the UPS says, in the daemon's clock; now_s: the world's time."""
         facts = self._facts
         up = not facts.is_cut_off(now_s)
@@ -174,7 +174,7 @@ NAME = "second"
 _FORGED_RUNTIME_S = 12.0
 
 
-class Ill(StrEnum):
+class SourceFault(StrEnum):
     """What is wrong with it, from its moment on."""
 
     NOTHING = "nothing"
@@ -189,41 +189,44 @@ class Ill(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecondFacts:
+class SecondSourceFacts:
     """lag_s: it is late by so much. ill, at_s, lasts_s: what is wrong with it, since when, for how long.
 
     reordered: of each two readings it reports the newer one first.
     """
 
     lag_s: float
-    ill: Ill = Ill.NOTHING
+    ill: SourceFault = SourceFault.NOTHING
     at_s: float = 0.0
     lasts_s: float = 0.0
     reordered: bool = False
 
     def hides_the_dark(self, at_s: float) -> bool:
         """Say whether it reports utility that is not there: to a host without another source, that is the truth."""
-        return self.ill in (Ill.STUCK_UTILITY, Ill.FROZEN) and 0.0 <= at_s - self.at_s < self.lasts_s
+        return self.ill in (SourceFault.STUCK_UTILITY, SourceFault.FROZEN) and 0.0 <= at_s - self.at_s < self.lasts_s
 
 
-def draw_second(seed: int, faults: FaultSite) -> SecondFacts | None:
+def draw_second(seed: int, faults: FaultSite) -> SecondSourceFacts | None:
     """Draw whether there is one, and how it is."""
     chance = stream(seed, "second source")
-    there, is_ill = chance.random(), chance.random()
-    lag_s, ill = uniform(chance, faults.second_lag_s), chance.choice([each for each in Ill if each is not Ill.NOTHING])
+    presence, is_ill = chance.random(), chance.random()
+    lag_s, ill = (
+        uniform(chance, faults.second_lag_s),
+        chance.choice([each for each in SourceFault if each is not SourceFault.NOTHING]),
+    )
     at_s, lasts_s = chance.uniform(-10.0, 400.0), uniform(chance, faults.second_ill_s)
-    if there >= faults.second_share:
+    if presence >= faults.second_share:
         return None
     reordered = stream(seed, "second order").random() < faults.second_reordered_share
     if is_ill >= faults.second_ill_share:
-        return SecondFacts(lag_s=lag_s, reordered=reordered)
-    return SecondFacts(lag_s=lag_s, ill=ill, at_s=at_s, lasts_s=lasts_s, reordered=reordered)
+        return SecondSourceFacts(lag_s=lag_s, reordered=reordered)
+    return SecondSourceFacts(lag_s=lag_s, ill=ill, at_s=at_s, lasts_s=lasts_s, reordered=reordered)
 
 
-class Second:
+class SecondSource:
     """It at work, for one boot of the host."""
 
-    def __init__(self, facts: SecondFacts) -> None:
+    def __init__(self, facts: SecondSourceFacts) -> None:
         """Nothing seen yet."""
         self._facts = facts
         self._seen: deque[Reading] = deque()
@@ -231,43 +234,43 @@ class Second:
         self._kept: Reading | None = None
         self._turn = 0
 
-    def tell(self, reading: Reading, now_s: float) -> Reading | SourceFailed | None:
+    def report(self, reading: Reading, now_s: float) -> Reading | SourceFailed | None:
         """Return what this source makes of what the UPS says now. None: it has nothing to report now.
 
         reading: the UPS's answer, in the daemon's clock. now_s: the world's time.
         """
-        told = self._tell(reading, now_s)
-        if not self._facts.reordered or not isinstance(told, Reading):
-            return told
+        reported = self._report(reading, now_s)
+        if not self._facts.reordered or not isinstance(reported, Reading):
+            return reported
         # Kept, reported, then the kept one after it: of three readings one is reported in vain.
         self._turn = (self._turn + 1) % 3
         if self._turn == 1:
-            self._kept = told
+            self._kept = reported
             return None
-        return told if self._turn == 2 else self._kept
+        return reported if self._turn == 2 else self._kept
 
-    def _tell(self, reading: Reading, now_s: float) -> Reading | SourceFailed | None:
+    def _report(self, reading: Reading, now_s: float) -> Reading | SourceFailed | None:
         facts = self._facts
-        is_ill = facts.ill is not Ill.NOTHING and 0.0 <= now_s - facts.at_s < facts.lasts_s
+        is_ill = facts.ill is not SourceFault.NOTHING and 0.0 <= now_s - facts.at_s < facts.lasts_s
         self._seen.append(reading)
-        if is_ill and facts.ill is Ill.SILENT:
+        if is_ill and facts.ill is SourceFault.SILENT:
             lost = now_s - facts.at_s >= _MISSES_S
             return SourceFailed(at_s=reading.at_s, ups=reading.ups, source=NAME, reason="no answer", lost=lost)
-        if not is_ill or facts.ill is Ill.FORGED:
+        if not is_ill or facts.ill is SourceFault.FORGED:
             while self._seen and self._seen[0].at_s <= reading.at_s - facts.lag_s:
                 self._newest = self._seen.popleft()
-        told = self._newest
-        if told is None:
+        reported = self._newest
+        if reported is None:
             return None
-        told = replace(told, at_s=reading.at_s, source=NAME, authenticated=False)
-        match facts.ill if is_ill else Ill.NOTHING:
-            case Ill.STUCK_BATTERY:
-                return replace(told, output_source=OutputSource.BATTERY, on_battery_s=None, input_present=None)
-            case Ill.STUCK_UTILITY:
-                return replace(told, output_source=OutputSource.UTILITY, on_battery_s=None, input_present=None)
-            case Ill.FORGED:
+        reported = replace(reported, at_s=reading.at_s, source=NAME, authenticated=False)
+        match facts.ill if is_ill else SourceFault.NOTHING:
+            case SourceFault.STUCK_BATTERY:
+                return replace(reported, output_source=OutputSource.BATTERY, on_battery_s=None, input_present=None)
+            case SourceFault.STUCK_UTILITY:
+                return replace(reported, output_source=OutputSource.UTILITY, on_battery_s=None, input_present=None)
+            case SourceFault.FORGED:
                 return replace(
-                    told,
+                    reported,
                     output_source=OutputSource.BATTERY,
                     on_battery_s=now_s - facts.at_s,
                     runtime_s=_FORGED_RUNTIME_S,
@@ -275,4 +278,4 @@ class Second:
                     low_battery=True,
                 )
             case _:
-                return told
+                return reported

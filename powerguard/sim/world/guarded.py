@@ -47,7 +47,7 @@ from powerguard.core.model.events import (
 from powerguard.core.model.policy import Drop, FeedPolicy, Health, Need, Policy, TrainerPolicy
 from powerguard.core.model.serialisation import from_plain, to_plain
 from powerguard.core.model.state import Online, Recovery, Shutdown, State, Step
-from powerguard.sim.world.chance import TWIN, OtherUpses, Second, stream
+from powerguard.sim.world.chance import TWIN, OtherUpses, SecondSource, stream
 from powerguard.sim.world.host import STOPPING, HostAnswer, Power
 from powerguard.sim.world.invariants import check_restored, check_step, hold
 from powerguard.sim.world.scene import Scene
@@ -155,7 +155,7 @@ class Guarded:
         self._back_s: float | None = None
         self._stopped = False
         """The daemon got its SIGTERM: the host goes down, and it is the last to go."""
-        self._second: Second | None = None
+        self._second: SecondSource | None = None
         self._surroundings = OtherUpses(world.scene.surroundings, world.now_s)
 
     # --- As the engine sees it ---------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Guarded:
         self._back_s, self._stopped = None, False
         self._missed = 0
         facts = self.world.scene.second
-        self._second = None if facts is None else Second(facts)
+        self._second = None if facts is None else SecondSource(facts)
         self._surroundings = OtherUpses(self.world.scene.surroundings, now_s)
         if was_off_s is None:
             self._policy = needs.fold(self._policy, self._state.learned)
@@ -216,7 +216,7 @@ class Guarded:
     def look(self) -> None:
         """Do what is due."""
         now_s = self.world.now_s
-        if now_s >= self._told_to_end_s:
+        if now_s >= self._sigterm_s:
             self._end_daemon()
             return
         if self._back_s is not None:
@@ -242,7 +242,7 @@ class Guarded:
         self._plan()
 
     @property
-    def _told_to_end_s(self) -> float:
+    def _sigterm_s(self) -> float:
         """When the daemon gets its SIGTERM: at the end of a stop in order, or when another program stops the host."""
         world, host = self.world, self.world.host
         if self._stopped or self._back_s is not None:
@@ -272,7 +272,7 @@ class Guarded:
             return
         due_s = self._due[0][0] if self._due else math.inf
         killed_s = self._kills[0][0] if self._kills else math.inf
-        wanted_s = min(self._poll_s, self._ask_s, due_s, killed_s, self._told_to_end_s)
+        wanted_s = min(self._poll_s, self._ask_s, due_s, killed_s, self._sigterm_s)
         self.next_s = max(self.world.now_s, wanted_s)
 
     # --- The sources -------------------------------------------------------------------------------------------------
@@ -287,10 +287,10 @@ class Guarded:
             self._missed += 1
             lost = self._missed >= _MISSES
             self._send(SourceFailed(at_s=reading.at_s, ups=UPS, source=SOURCE, reason="no answer", lost=lost))
-        told = None if self._second is None else self._second.tell(reading, world.now_s)
-        if told is not None:
-            self._send(told)
-        for event in self._surroundings.tell(reading, world.now_s):
+        reported = None if self._second is None else self._second.report(reading, world.now_s)
+        if reported is not None:
+            self._send(reported)
+        for event in self._surroundings.report(reading, world.now_s):
             self._send(event)
 
     def _watch(self) -> None:

@@ -281,10 +281,10 @@ class Host:
             return HostAnswer(after_s=math.inf)
         pause_at_s = self._pause_at_s(at_s)
         self._pauses += 1
-        asked = self._pauses
+        pause_number = self._pauses
 
         def stand() -> None:
-            if asked == self._pauses and self.power is Power.UP and self.trainer_alive and not self.stopped:
+            if pause_number == self._pauses and self.power is Power.UP and self.trainer_alive and not self.stopped:
                 self.training, self.paused = False, True
 
         self._later(pause_at_s, stand)

@@ -80,26 +80,26 @@ def check_feeds(policy: Policy, before: State, answer: Step) -> None:
     if state.battery is not before.battery:
         _check_accounts(state)
     if state.feed.reading is not None and state.feed.reading is not before.feed.reading:
-        told = [each.feed.reading.charge_pct for each in state.upses if each.feed.reading is not None]
-        least = min((charge for charge in told if charge is not None), default=None)
+        charges = [each.feed.reading.charge_pct for each in state.upses if each.feed.reading is not None]
+        least = min((charge for charge in charges if charge is not None), default=None)
         hold(state.feed.reading.charge_pct == least, "the reported charge is the lowest one")
 
 
 def check_restored(stored: State, state: State) -> None:
     """Ask of a state that was restored whether every feed is in it, with what was used of its battery."""
-    for was in stored.upses:
-        each = next((each for each in state.upses if each.ups == was.ups), None)
+    for earlier in stored.upses:
+        each = next((each for each in state.upses if each.ups == earlier.ups), None)
         hold(each is not None, "no feed is forgotten")
         if each is not None:
             hold(
-                was.battery.used is None or each.battery.used is not None,
+                earlier.battery.used is None or each.battery.used is not None,
                 "the used energy of a battery is not forgotten",
             )
 
 
 def _check_word(policy: Policy, before: State, state: State) -> None:
     """An outage of the host is what its feeds make of it, and begins when the last of those went that it needs."""
-    supplies = {mine.policy.ups: mine.supplies for mine in policy.feeds}
+    supplies = {feed.policy.ups: feed.supplies for feed in policy.feeds}
     on_battery = [each for each in state.upses if each.feed.supply is Supply.BATTERY and not _outlived(each)]
     carrying = sum(supplies[each.ups] for each in state.upses if _carries(each))
     if on_battery and state.feed.supply is Supply.UTILITY:
@@ -121,12 +121,12 @@ def _carries(each: Supplied) -> bool:
     return feed.supply is Supply.UTILITY
 
 
-def _check_silent(state: State, each: Supplied, was: Supplied | None) -> None:
+def _check_silent(state: State, each: Supplied, earlier: Supplied | None) -> None:
     lost_s = each.feed.lost_since_s
     if lost_s is None:
         hold(not each.presumed, "a feed that answers is believed, and not presumed on battery")
         return
-    stays = was is not None and was.presumed and was.feed.lost_since_s is not None
+    stays = earlier is not None and earlier.presumed and earlier.feed.lost_since_s is not None
     others = [other for other in state.upses if other.ups != each.ups and other.feed.supply is Supply.BATTERY]
     with_others = any(abs(other.feed.since_s - lost_s) <= _TOGETHER_S for other in others)
     with_network = each.feed.supply is Supply.UTILITY and any(
@@ -140,20 +140,20 @@ def _outlived(each: Supplied) -> bool:
     return each.watch is not None and each.watch.lives
 
 
-def _check_outlived(policy: Policy, state: State, each: Supplied, was: Supplied | None) -> None:
+def _check_outlived(policy: Policy, state: State, each: Supplied, earlier: Supplied | None) -> None:
     """A silent one has utility only where its battery must have ended, and nothing else says that utility is gone."""
     hold(each.feed.lost_since_s is not None, "a feed that answers is believed, and not presumed on battery")
     others = [other for other in state.upses if other.ups != each.ups and other.feed.lost_since_s is None]
     hold(all(other.feed.supply is not Supply.BATTERY for other in others), "who is silent goes with who is heard to go")
-    if was is not None and _outlived(was):
+    if earlier is not None and _outlived(earlier):
         return
     hold(
         any(other.feed.supply is Supply.UTILITY for other in others),
         "another feed must be seen to carry no more than before",
     )
-    shortest_s = min((seconds for mine in policy.feeds for _, seconds in mine.policy.runtime_table), default=0.0)
-    told_s = math.inf if each.feed.reading is None else each.feed.reading.at_s
-    hold(state.battery.at_s - told_s > shortest_s, "a silent one must have outlived a new battery")
+    shortest_s = min((seconds for feed in policy.feeds for _, seconds in feed.policy.runtime_table), default=0.0)
+    last_read_s = math.inf if each.feed.reading is None else each.feed.reading.at_s
+    hold(state.battery.at_s - last_read_s > shortest_s, "a silent one must have outlived a new battery")
 
 
 def _check_accounts(state: State) -> None:
@@ -188,21 +188,21 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
         _check_phases(policy, before, answer)
     _check_account(before, answer.state)
     if answer.state.feed.heard:
-        _check_heard(before, answer)
+        _check_sources(before, answer)
     if answer.state.upses and policy.feeds:
         check_feeds(policy, before, answer)
 
 
-def _check_heard(before: State, answer: Step) -> None:
+def _check_sources(before: State, answer: Step) -> None:
     """Of several sources each is heard in the order of its own time, and two witnesses are two."""
-    heard = answer.state.feed.heard
-    told = {each.source: each.reading for each in before.feed.heard}
-    for each in heard:
-        was = told.get(each.source)
-        older = was is not None and each.reading is not None and each.reading.at_s < was.at_s
+    sources = answer.state.feed.heard
+    by_source = {each.source: each.reading for each in before.feed.heard}
+    for each in sources:
+        earlier = by_source.get(each.source)
+        older = earlier is not None and each.reading is not None and each.reading.at_s < earlier.at_s
         hold(not older, "no source is heard backwards")
     if any(note.event == "outage_began" and note.because == "second_source" for note in answer.notes):
-        battery = [each for each in heard if each.reading and each.reading.output_source is OutputSource.BATTERY]
+        battery = [each for each in sources if each.reading and each.reading.output_source is OutputSource.BATTERY]
         hold(len(battery) > 1, "two sources are two witnesses, and one is none")
 
 
@@ -234,21 +234,21 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
 
 def _check_checkpoint(before: State, event: Done | Failed, action: TriggerCheckpoint, answer: Step) -> None:
     """A checkpoint counts for what it is: of the paused step, of an older one, or none."""
-    was = before.trainer(action.trainer)
+    earlier = before.trainer(action.trainer)
     now = answer.state.trainer(action.trainer)
-    if was is None or now is None:
+    if earlier is None or now is None:
         return
     tries = now.checkpoint.tries if isinstance(now.checkpoint, NotDurable | GivenUp) else 0
     hold(tries <= lifecycle.MAX_TRIES, "no trainer is asked without end for the checkpoint of one pause")
-    if was.durable or not now.durable:
+    if earlier.durable or not now.durable:
         return
     hold(isinstance(event, Done), "a checkpoint that failed is not durable")
     found = events.checkpoint_done(event) if isinstance(event, Done) else None
     older = action.after is not Conduct.CONTINUE and found is not None and found.older
-    told = any(note.event == "older_checkpoint_stands" for note in answer.notes)
-    hold(not older or told, "an older checkpoint is not taken for one of the paused step")
-    during = action.after is Conduct.CONTINUE and was.conduct is not Conduct.CONTINUE
-    stands = now.paused and found is not None and found.step == was.step
+    is_noted = any(note.event == "older_checkpoint_stands" for note in answer.notes)
+    hold(not older or is_noted, "an older checkpoint is not taken for one of the paused step")
+    during = action.after is Conduct.CONTINUE and earlier.conduct is not Conduct.CONTINUE
+    stands = now.paused and found is not None and found.step == earlier.step
     hold(not during or stands, "a checkpoint during training is not taken for one of a pause")
 
 
@@ -263,7 +263,7 @@ def _check_signal(policy: Policy, before: State, state: State, action: StopTrain
     hold(budget.power_off_at_s(state.feed) is None, "no trainer is signalled for a cut that comes anyway")
     trainer = state.trainer(action.trainer)
     hold(
-        trainer is not None and trainer.alive and trainer.told_pause,
+        trainer is not None and trainer.alive and trainer.pause_ordered,
         "no trainer is signalled unless it was asked to pause",
     )
     if trainer is not None:
@@ -352,21 +352,21 @@ def _check_account(before: State, state: State) -> None:
     # Of several together, what is left is the mean of those that are known: one that answers again may raise it.
     hold(state.battery.at_s >= before.battery.at_s, "the account never runs backwards")
     for each in state.upses:
-        was = next((other for other in before.upses if other.ups == each.ups), None)
-        if was is not None and was.battery is not each.battery:
-            _check_battery(was.battery, was.feed, each.battery, each.feed)
+        earlier = next((other for other in before.upses if other.ups == each.ups), None)
+        if earlier is not None and earlier.battery is not each.battery:
+            _check_battery(earlier.battery, earlier.feed, each.battery, each.feed)
 
 
-def _check_battery(was: Battery, was_on: Feed, battery: Battery, feed: Feed) -> None:
+def _check_battery(earlier: Battery, earlier_feed: Feed, battery: Battery, feed: Feed) -> None:
     used, left = battery.used, battery.left
     hold(used is None or 0.0 <= used <= 1.0, "what is used is a share")
     hold(left is None or left >= 0.0, "what is left is a share")
-    hold(battery.at_s >= was.at_s, "the account never runs backwards")
-    if was_on.supply is _BATTERY and feed.supply is _BATTERY:
-        rises = left is not None and was.left is not None and left > was.left + 1e-9
-        hold(not rises or may_rise(was, battery), "on battery the energy left never rises")
-        given_back = was.used is not None and (used is None or used < was.used - 1e-9)
-        hold(not given_back or is_begun_again(was, battery), "what is used is never given back on battery")
+    hold(battery.at_s >= earlier.at_s, "the account never runs backwards")
+    if earlier_feed.supply is _BATTERY and feed.supply is _BATTERY:
+        rises = left is not None and earlier.left is not None and left > earlier.left + 1e-9
+        hold(not rises or may_rise(earlier, battery), "on battery the energy left never rises")
+        given_back = earlier.used is not None and (used is None or used < earlier.used - 1e-9)
+        hold(not given_back or is_begun_again(earlier, battery), "what is used is never given back on battery")
 
 
 def is_begun_again(before: Battery, battery: Battery) -> bool:

@@ -17,22 +17,22 @@ from powerguard.sim.world.site import Site
 
 Played = TypeVar("Played")
 Play = Callable[[Site, SimulationOptions, int], Played]
-Tell = Callable[[int], None]
+Progress = Callable[[int], None]
 """Called with the number of outages that have been played."""
 _CHUNK = 50
 _RACKS = 4
 
 
 def play_many(
-    site: Site, options: SimulationOptions, *, jobs: int | None = None, tell: Tell = lambda _: None
+    site: Site, options: SimulationOptions, *, jobs: int | None = None, progress: Progress = lambda _: None
 ) -> list[Sample]:
     """Play all outages of a run. jobs: processes; None: one for each core. The samples come in no order."""
-    return spread(_played, site, options, jobs=jobs, chunk=_CHUNK, tell=tell)
+    return spread(_played, site, options, jobs=jobs, chunk=_CHUNK, progress=progress)
 
 
-def play_racks(site: Site, options: SimulationOptions, *, jobs: int | None, tell: Tell) -> list[RackSample]:
+def play_racks(site: Site, options: SimulationOptions, *, jobs: int | None, progress: Progress) -> list[RackSample]:
     """Play all outages of a rack."""
-    return spread(rack.played, site, options, jobs=jobs, chunk=_RACKS, tell=tell)
+    return spread(rack.played, site, options, jobs=jobs, chunk=_RACKS, progress=progress)
 
 
 def _played(site: Site, options: SimulationOptions, seed: int) -> Sample:
@@ -40,7 +40,7 @@ def _played(site: Site, options: SimulationOptions, seed: int) -> Sample:
 
 
 def spread(
-    play: Play[Played], site: Site, options: SimulationOptions, *, jobs: int | None, chunk: int, tell: Tell
+    play: Play[Played], site: Site, options: SimulationOptions, *, jobs: int | None, chunk: int, progress: Progress
 ) -> list[Played]:
     """Play all outages, `chunk` of them at a time in each process. An interrupt ends all processes at once.
 
@@ -50,16 +50,16 @@ def spread(
     jobs = min(jobs or cores(), max(1, len(seeds) // chunk))
     played = partial(play, site, options)
     if jobs == 1:
-        return _counted(map(played, seeds), tell)
+        return _counted(map(played, seeds), progress)
     with _processes(jobs) as pool:
-        return _counted(pool.imap_unordered(played, seeds, chunksize=chunk), tell)
+        return _counted(pool.imap_unordered(played, seeds, chunksize=chunk), progress)
 
 
-def _counted(samples: Iterable[Played], tell: Tell) -> list[Played]:
+def _counted(samples: Iterable[Played], progress: Progress) -> list[Played]:
     found: list[Played] = []
     for each in samples:
         found.append(each)
-        tell(len(found))
+        progress(len(found))
     return found
 
 

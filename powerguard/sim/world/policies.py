@@ -77,19 +77,19 @@ class Plain:
             return
         if not world.answers():
             return
-        told = world.told()
+        reading = world.read_gauge()
         if self._since_s is None:
             self._since_s = world.now_s
-        wait_s = self.rule(told)
+        wait_s = self.rule(reading)
         if wait_s is not None:
             self.next_s = self._halt_at_s = world.now_s + wait_s
 
-    def rule(self, told: GaugeReading) -> float | None:
+    def rule(self, reading: GaugeReading) -> float | None:
         """Return after how many seconds the host is to be stopped, or None. This one never stops it.
 
-        told: by the gauge, on battery.
+        reading: by the gauge, on battery.
         """
-        del told
+        del reading
         return None
 
     def gone(self) -> None:
@@ -111,9 +111,9 @@ class Fixed(Plain):
 
     kills_power = False
 
-    def rule(self, told: GaugeReading) -> float | None:
+    def rule(self, reading: GaugeReading) -> float | None:
         """Fire at the first look on battery; nothing calls it back."""
-        del told
+        del reading
         self.world.host.checkpoint(self.world.now_s, Conduct.CONTINUE)
         return USUAL_SLEEP_S
 
@@ -121,9 +121,9 @@ class Fixed(Plain):
 class Nut(Plain):
     """upsmon as it comes: wait for low battery, then FSD, FINALDELAY and SHUTDOWNCMD; no checkpoint."""
 
-    def rule(self, told: GaugeReading) -> float | None:
+    def rule(self, reading: GaugeReading) -> float | None:
         """Low battery on battery, or FSD set by another."""
-        return _NUT_HALT_S if told.low_battery or self.world.is_ordered_down else None
+        return _NUT_HALT_S if reading.low_battery or self.world.is_ordered_down else None
 
 
 class Apcupsd(Plain):
@@ -131,13 +131,13 @@ class Apcupsd(Plain):
 
     every_s = 2.0
 
-    def rule(self, told: GaugeReading) -> float | None:
+    def rule(self, reading: GaugeReading) -> float | None:
         """Whichever limit is reached first."""
         if self._on_battery_s < _APC_ON_BATTERY_S:
             return None
-        low = told.low_battery
-        low = low or (told.charge_pct is not None and told.charge_pct <= _APC_BATTERY_PCT)
-        low = low or (told.runtime_s is not None and told.runtime_s <= _APC_RUNTIME_S)
+        low = reading.low_battery
+        low = low or (reading.charge_pct is not None and reading.charge_pct <= _APC_BATTERY_PCT)
+        low = low or (reading.runtime_s is not None and reading.runtime_s <= _APC_RUNTIME_S)
         return 0.0 if low else None
 
 

@@ -26,7 +26,7 @@ from powerguard.sim.world.guarded import Guarded
 from powerguard.sim.world.host import HostAnswer, Power
 from powerguard.sim.world.invariants import InvariantBroken, hold
 from powerguard.sim.world.policies import Nut, Plain, Spending, most_training
-from powerguard.sim.world.report import MOST_TOLD, SimulationOptions
+from powerguard.sim.world.report import MOST_SHOWN, SimulationOptions
 from powerguard.sim.world.run import PATIENCE_S, WARM_S, Decider, Result, Stage
 from powerguard.sim.world.scene import Scene, draw
 from powerguard.sim.world.site import RackSite, Site
@@ -72,7 +72,7 @@ class Watts(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
+class RackHost:
     """One host of the rack. idle: it never trains."""
 
     kind: Kind = Kind.POWERGUARD
@@ -100,7 +100,7 @@ class RackPlan:
     stagger_s: float = 5.0
 
 
-def draw_tenants(seed: int, plan: RackPlan) -> tuple[Tenant, ...]:
+def draw_tenants(seed: int, plan: RackPlan) -> tuple[RackHost, ...]:
     """Draw the hosts of one outage. What runs on them does not change what they are."""
     tenants, without = [], 0
     for at, tier in enumerate(plan.tiers):
@@ -111,7 +111,7 @@ def draw_tenants(seed: int, plan: RackPlan) -> tuple[Tenant, ...]:
         if math.floor((at + 1) * plan.others_share) > math.floor(at * plan.others_share):
             kind, without = plan.others[without % len(plan.others)], without + 1
         tenants.append(
-            Tenant(
+            RackHost(
                 kind=kind,
                 tier=tier,
                 watts=known,
@@ -141,10 +141,10 @@ class SharedPack(Pack):
             Pack.drain(self, seconds, load)
 
 
-class Berth(World):
+class RackWorld(World):
     """What one host of the rack sees: its own host, and the UPS with the load of all."""
 
-    def __init__(self, scene: Scene, site: Site, *, tenant: Tenant, rack: "Rack", delay_s: float) -> None:
+    def __init__(self, scene: Scene, site: Site, *, tenant: RackHost, rack: "Rack", delay_s: float) -> None:
         """delay_s: from the moment at which it might be powered on until it is: the hosts start one after another."""
         super().__init__(scene, site, began_s=-WARM_S)
         self.tenant, self.rack = tenant, rack
@@ -153,7 +153,7 @@ class Berth(World):
         """When it ordered its own power-off."""
         self.stop_s, self.goes_on = math.inf, False
         """What its stop takes by the grade of this outage; and that it trains or holds with no checkpoint in flight."""
-        self.passed: list[tuple[float, Berth]] = []
+        self.passed: list[tuple[float, RackWorld]] = []
         """When it committed, and which hosts of a lower tier went on at that moment."""
         self._delay_s = delay_s
         self._starts: tuple[float, Waker] | None = None
@@ -199,13 +199,13 @@ class Berth(World):
     def _happen(self) -> None:
         super()._happen()
         if self._starts is not None and self.now_s >= self._starts[0]:
-            by, self._starts = self._starts[1], None
+            waker, self._starts = self._starts[1], None
             self._inrush_ends_s = self.now_s + INRUSH_S
-            super()._switch_on(by)
+            super()._switch_on(waker)
 
-    def _switch_on(self, by: Waker) -> None:
+    def _switch_on(self, waker: Waker) -> None:
         if self._starts is None:
-            self._starts, self._planned = (self.now_s + self._delay_s, by), -1
+            self._starts, self._planned = (self.now_s + self._delay_s, waker), -1
 
     def _lose_output(self) -> None:
         self._starts = None
@@ -228,7 +228,7 @@ class Berth(World):
             ]
         return super().power_off(force_after_s)
 
-    def is_below(self, other: "Berth") -> bool:
+    def is_below(self, other: "RackWorld") -> bool:
         """Say whether its tier is lower, all else equal: both train, and its stop takes no less time by its grade."""
         idle = self.tenant.idle or other.tenant.idle
         return self.tenant.tier < other.tenant.tier and not idle and self.stop_s >= other.stop_s
@@ -239,7 +239,7 @@ class Member(Guarded):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        assert isinstance(world, Berth)  # noqa: S101 - for mypy; the rack makes no other
+        assert isinstance(world, RackWorld)  # noqa: S101 - for mypy; the rack makes no other
         self.berth, tenant, plan = world, world.tenant, world.rack.plan
         hosts = len(plan.tiers)
         self._policy = replace(
@@ -274,13 +274,13 @@ class Member(Guarded):
 
     def _measure(self) -> None:
         """Read this host's own draw, as its BMC reports it."""
-        world, how = self.world, self.berth.tenant.watts
+        world, watts_kind = self.world, self.berth.tenant.watts
         every_s = _ON_UTILITY_S if world.utility else _ON_BATTERY_S
-        if how is Watts.NONE or isinstance(self._state.phase, Shutdown) or world.now_s - self._watts_s < every_s:
+        if watts_kind is Watts.NONE or isinstance(self._state.phase, Shutdown) or world.now_s - self._watts_s < every_s:
             return
         self._watts_s = world.now_s
-        if how is not Watts.FROZEN or self._watts is None:
-            spread = _NOISE if how is Watts.NOISY else _JITTER
+        if watts_kind is not Watts.FROZEN or self._watts is None:
+            spread = _NOISE if watts_kind is Watts.NOISY else _JITTER
             self._watts = float(round(RATING_W * self.berth.own_load * (1.0 + self._noise.uniform(-spread, spread))))
         watts = self._watts
         self._send(OwnLoad(at_s=world.now_s + self._offset_s, source=OwnSource.BMC, watts=watts))
@@ -307,7 +307,7 @@ Make = Callable[[World], Decider]
 _MAKERS: dict[Kind, Make] = {Kind.POWERGUARD: Member, Kind.NUT: Nut, Kind.NONE: Alone}
 
 
-class Seat(Stage):
+class RackHostPlay(Stage):
     """The play of one host, as `Stage` has it for a host alone, in pieces: the rack calls `act` at every change."""
 
     def __init__(self, world: World, decider: Decider, *, idle: bool = False) -> None:
@@ -409,7 +409,7 @@ class RackResult:
     """The result of one outage of a rack. hosts: tenants, and how each of them fared."""
 
     seed: int
-    hosts: list[tuple[Tenant, Result]] = field(default_factory=list)
+    hosts: list[tuple[RackHost, Result]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -432,18 +432,20 @@ class Rack:
             curve=pack.curve, health=pack.health, left=pack.left, dies_at=pack.dies_at, recharge_s=pack.recharge_s
         )
         self.load = 0.0
-        self.berths: list[Berth] = []
+        self.berths: list[RackWorld] = []
         tenants = draw_tenants(seed, plan)
         for at, tenant in enumerate(tenants):
-            mine = _site_of(site, tenant, len(tenants))
-            facts = draw(seed * 1000 + at, mine, faults=False).trainer
+            own_site = _site_of(site, tenant, len(tenants))
+            facts = draw(seed * 1000 + at, own_site, faults=False).trainer
             facts = replace(facts, never_pauses=tenant.never_pauses or facts.never_pauses)
             # All see the same UPS and the same cuts; what their trainers, stops and checkpoints do is their own.
             own = replace(scene, seed=seed * 1000 + at, trainer=facts)
-            self.berths.append(Berth(own, mine, tenant=tenant, rack=self, delay_s=at * plan.stagger_s))
+            self.berths.append(RackWorld(own, own_site, tenant=tenant, rack=self, delay_s=at * plan.stagger_s))
         self._weigh()
         makers = {**_MAKERS, Kind.POWERGUARD: make}
-        self.seats = [Seat(berth, makers[berth.tenant.kind](berth), idle=berth.tenant.idle) for berth in self.berths]
+        self.seats = [
+            RackHostPlay(berth, makers[berth.tenant.kind](berth), idle=berth.tenant.idle) for berth in self.berths
+        ]
 
     def play(self) -> RackResult:
         """Play the outage, until every host trains again."""
@@ -457,9 +459,9 @@ class Rack:
             self._weigh()
         result = RackResult(seed=self.seed)
         for berth, seat in zip(self.berths, self.seats, strict=True):
-            told = seat.finish()
-            result.hosts.append((berth.tenant, told))
-            result.violations += told.violations
+            host_result = seat.finish()
+            result.hosts.append((berth.tenant, host_result))
+            result.violations += host_result.violations
         result.violations += [*_lost(result), *_out_of_order(self)]
         return result
 
@@ -485,7 +487,7 @@ class Rack:
         self.now_s = to_s
 
 
-def _site_of(site: Site, tenant: Tenant, hosts: int) -> Site:
+def _site_of(site: Site, tenant: RackHost, hosts: int) -> Site:
     """Return the site of one host: its share of the load, and its own checkpoint and stop."""
     host = site.host.model_copy(update={"load": site.host.load / hosts, "stop_median_s": tenant.stop_s})
     trainer = site.trainer.model_copy(update={"checkpoint_median_s": tenant.checkpoint_s})
@@ -496,8 +498,8 @@ def _site_of(site: Site, tenant: Tenant, hosts: int) -> Site:
 def _lost(result: RackResult) -> list[str]:
     return [
         f"no host is lost by planning (host {at}, tier {tenant.tier}, at {at_s:.1f} s)"
-        for at, (tenant, told) in enumerate(result.hosts)
-        for at_s, whose in told.dirty
+        for at, (tenant, host_result) in enumerate(result.hosts)
+        for at_s, whose in host_result.dirty
         if tenant.kind is Kind.POWERGUARD and whose == "planning"
     ]
 
@@ -515,7 +517,7 @@ def _out_of_order(rack: Rack) -> list[str]:
     return found
 
 
-def least_loss_s(rack: Rack, weight: Callable[[Tenant], float]) -> float:
+def least_loss_s(rack: Rack, weight: Callable[[RackHost], float]) -> float:
     """Return the weighted training that no policy can save in this outage, whatever is known beforehand.
 
     Hosts are kept up or given up, and trained or not, in the order of their weight. What is given up at last loses a
@@ -586,7 +588,7 @@ def plan_of(rack: RackSite, policy: str) -> RackPlan:
     )
 
 
-def weight(tenant: Tenant) -> float:
+def weight(tenant: RackHost) -> float:
     """Return what a second of this host's training is worth."""
     return WORTH**tenant.tier
 
@@ -597,24 +599,24 @@ def sample(seed: int, site: Site, plan: RackPlan) -> RackSample:
     least_s = least_loss_s(rack, weight)
     result = rack.play()
     busy = [
-        (tenant, told.loss_s, (*seat.lost_s.values(), told.rollback_s))
-        for seat, (tenant, told) in zip(rack.seats, result.hosts, strict=True)
+        (tenant, host_result.loss_s, (*seat.lost_s.values(), host_result.rollback_s))
+        for seat, (tenant, host_result) in zip(rack.seats, result.hosts, strict=True)
         if not tenant.idle
     ]
     whole = sum(weight(tenant) for tenant, _, _ in busy) or 1.0
     loss_s = sum(weight(tenant) * lost_s for tenant, lost_s, _ in busy)
     tiers = []
     for tier in sorted(set(plan.tiers)):
-        mine = [(lost_s, by_cause) for tenant, lost_s, by_cause in busy if tenant.tier == tier]
-        count = max(1, len(mine))
-        by_cause = tuple(sum(each[at] for _, each in mine) / count for at in range(len(CAUSES)))
-        tiers.append(TierSample(tier, sum(lost_s for lost_s, _ in mine) / count, by_cause))
+        rows = [(lost_s, by_cause) for tenant, lost_s, by_cause in busy if tenant.tier == tier]
+        count = max(1, len(rows))
+        by_cause = tuple(sum(each[at] for _, each in rows) / count for at in range(len(CAUSES)))
+        tiers.append(TierSample(tier, sum(lost_s for lost_s, _ in rows) / count, by_cause))
     return RackSample(
         seed=seed,
         excess_s=(loss_s - least_s) / whole,
         loss_s=loss_s / whole,
         tiers=tuple(tiers),
-        lost=sum(told.dirty_by("planning") for told in result.judged),
+        lost=sum(host_result.dirty_by("planning") for host_result in result.judged),
         hosts=len(result.judged),
         violations=tuple(result.violations),
     )
@@ -640,10 +642,10 @@ def report(samples: Sequence[RackSample], site: Site, options: SimulationOptions
         return f"{replace(options, faults=True).reproduce(seed)} --hosts {hosts}"
 
     def of_tier(at: int) -> dict[str, Any]:
-        mine = [one.tiers[at] for one in ordered]
-        causes = {cause: round(sum(each.by_cause[of] for each in mine) / count, 3) for of, cause in enumerate(CAUSES)}
-        tier = mine[0].tier
-        mean_s = round(sum(each.loss_s for each in mine) / count, 3)
+        tiers = [one.tiers[at] for one in ordered]
+        causes = {cause: round(sum(each.by_cause[of] for each in tiers) / count, 3) for of, cause in enumerate(CAUSES)}
+        tier = tiers[0].tier
+        mean_s = round(sum(each.loss_s for each in tiers) / count, 3)
         return {"tier": tier, "hosts": site.rack.hosts[tier], "loss_s_mean": mean_s, **causes}
 
     return {
@@ -661,7 +663,7 @@ def report(samples: Sequence[RackSample], site: Site, options: SimulationOptions
         "hosts_judged": sum(one.hosts for one in ordered),
         "planning_dirty_hosts": sum(one.lost for one in ordered),
         "planning_dirty_outages": [{"seed": one.seed, "reproduce": again(one.seed)} for one in ordered if one.lost][
-            :MOST_TOLD
+            :MOST_SHOWN
         ],
         "invariant_violations": [
             {"seed": one.seed, "violation": violation, "reproduce": again(one.seed)}

@@ -87,7 +87,7 @@ def returned(scene: Scene, wakers: Collection[Waker], wait_s: float, *, arms: bo
     methods = facts.methods if arms else ()
     layers = Layers(
         reboot=arms and facts.late,
-        output=facts.told if PowerOnMethod.OUTPUT in methods else "",
+        output=facts.declared if PowerOnMethod.OUTPUT in methods else "",
         sentinel=PowerOnMethod.SENTINEL in methods,
         watchdog=PowerOnMethod.WATCHDOG in methods,
         rtc=PowerOnMethod.RTC in methods,
@@ -97,7 +97,7 @@ def returned(scene: Scene, wakers: Collection[Waker], wait_s: float, *, arms: bo
     return Return(layers=layers, broken=arms and facts.broken, by=by, wait_s=wait_s)
 
 
-MOST_TOLD: Final = 100
+MOST_SHOWN: Final = 100
 """Seeds of planning failures that are listed; their number is always reported in full."""
 MOST_SEEDS: Final = 5
 """The same for those that stay off, for each set of power-on methods."""
@@ -152,16 +152,16 @@ class SimulationOptions:
 
     def reproduce(self, seed: int) -> str:
         """Return the command that plays just this outage again."""
-        words = ["powerguard simulate", f"--seed {seed}", "--outages 1"]
+        command = ["powerguard simulate", f"--seed {seed}", "--outages 1"]
         if self.policy != "powerguard":
-            words.append(f"--policy {self.policy}")
+            command.append(f"--policy {self.policy}")
         if not self.faults:
-            words.append("--no-faults")
+            command.append("--no-faults")
         if self.site is not None:
-            words.append(f"--site {self.site}")
+            command.append(f"--site {self.site}")
         if self.level != "core":
-            words.append(f"--level {self.level}")
-        return " ".join(words)
+            command.append(f"--level {self.level}")
+        return " ".join(command)
 
 
 def report(samples: Iterable[Sample], options: SimulationOptions) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def report(samples: Iterable[Sample], options: SimulationOptions) -> dict[str, A
         "needless": sum(one.needless for one in ordered),
         "stranded": sum(one.stranded for one in ordered),
         "stranded_by_methods": _by_methods(ordered),
-        "planning_dirty_outages": [{"seed": seed, "reproduce": options.reproduce(seed)} for seed in dirty[:MOST_TOLD]],
+        "planning_dirty_outages": [{"seed": seed, "reproduce": options.reproduce(seed)} for seed in dirty[:MOST_SHOWN]],
         "invariant_violations": [
             {"seed": one.seed, "violation": violation, "reproduce": options.reproduce(one.seed)}
             for one in ordered

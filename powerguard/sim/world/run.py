@@ -84,9 +84,9 @@ class Result:
     lasted_s: float = 0.0
     violations: list[str] = field(default_factory=list)
 
-    def dirty_by(self, whose: str) -> bool:
+    def dirty_by(self, cause: str) -> bool:
         """Say whether power was lost by "planning" or by "physics"."""
-        return any(kind == whose for _, kind in self.dirty)
+        return any(kind == cause for _, kind in self.dirty)
 
 
 def play(scene: Scene, site: Site, make: Callable[[World], Decider], *, at_most_s: float = math.inf) -> Result:

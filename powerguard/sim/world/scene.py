@@ -9,7 +9,7 @@ from powerguard.sim.world.back import ReturnFacts, draw_returns
 from powerguard.sim.world.battery import Curve, Gauge, GaugeFacts, GaugeKind, Pack
 from powerguard.sim.world.chance import (
     Cut,
-    SecondFacts,
+    SecondSourceFacts,
     SurroundingFacts,
     draw_second,
     draw_surroundings,
@@ -89,7 +89,7 @@ class Scene:
     always_on: bool = True
     bmc_refuses: bool = False
     wall_error_s: float = 0.0
-    second: SecondFacts | None = None
+    second: SecondSourceFacts | None = None
     surroundings: SurroundingFacts = field(default_factory=SurroundingFacts)
     returns: ReturnFacts = field(default_factory=ReturnFacts)
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from powerguard.core.model.actions import PowerOnMethod
 from powerguard.core.model.events import OutputSource, Reading
-from powerguard.sim.world.back import Back, Standing, Waker
+from powerguard.sim.world.back import ArmedMethods, PowerState, Waker
 from powerguard.sim.world.battery import GaugeReading
-from powerguard.sim.world.chance import Ill
+from powerguard.sim.world.chance import SourceFault
 from powerguard.sim.world.host import STOPPING, UP, Host, HostAnswer, Power
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.site import Site
@@ -38,7 +38,7 @@ class World:
         self.always_on = scene.always_on and not scene.returns.lies
         self.foreign = False
         """Another program is stopping the host."""
-        self.back = Back(scene.returns)
+        self.back = ArmedMethods(scene.returns)
         # Never at once: an observer must see that it was off.
         self._restart_s = max(site.ups.restart_s, 0.01)
         self.ordered_off = (-math.inf, 0.0)
@@ -64,7 +64,7 @@ class World:
             ups=UPS,
             source=SOURCE,
             output_source=OutputSource.UNKNOWN,
-            authenticated=scene.second is not None and scene.second.ill is Ill.FORGED,
+            authenticated=scene.second is not None and scene.second.ill is SourceFault.FORGED,
         )
 
     @property
@@ -114,7 +114,7 @@ class World:
         return math.inf if self.back.idle else self.back.next_s(**self._standing)
 
     @property
-    def _standing(self) -> Standing:
+    def _standing(self) -> PowerState:
         off_at_s = self.host.off_at_s
         return {
             "is_on": self.is_on,
@@ -142,11 +142,11 @@ class World:
         while self.now_s < to_s:
             due_s = self.due_s
             next_s = max(self.now_s, due_s) if due_s < to_s else to_s
-            gone_s = next_s - self.now_s
+            elapsed_s = next_s - self.now_s
             if self.utility:
-                self.pack.charge(gone_s)
+                self.pack.charge(elapsed_s)
             elif self.output:
-                self.pack.drain(gone_s, host.load)
+                self.pack.drain(elapsed_s, host.load)
             self.now_s = next_s
             host.advance(next_s)
             if host.reboots and host.power is Power.OFF:
@@ -170,17 +170,17 @@ class World:
         if not self.output and now_s >= self._on_at_s:
             self._output_back()
         if now_s >= self._back_s:
-            by = self.back.acts(now_s, powered=self.output, **self._standing)
-            if by is not None:
-                self._power_on(by)
+            waker = self.back.acts(now_s, powered=self.output, **self._standing)
+            if waker is not None:
+                self._power_on(waker)
 
-    def _power_on(self, by: Waker) -> None:
+    def _power_on(self, waker: Waker) -> None:
         """Something powers the host on without AC having dropped; one that is up is reset by it."""
         if self.is_on:
             self.host.lose_power(self.now_s)
-            self.back.reboot(self.now_s, by)
+            self.back.reboot(self.now_s, waker)
             return
-        self._switch_on(by)
+        self._switch_on(waker)
 
     def _turn(self, *, utility: bool) -> None:
         self._edge += 1
@@ -212,12 +212,12 @@ class World:
         if self.always_on:
             self._switch_on(Waker.OUTPUT if self._went_for_us else Waker.POLICY)
 
-    def _switch_on(self, by: Waker) -> None:
+    def _switch_on(self, waker: Waker) -> None:
         utility_s = self._utility_since_s
-        if utility_s is not None and by is not Waker.PERSON:
+        if utility_s is not None and waker is not Waker.PERSON:
             self.waited_s += self.now_s - max(self.host.gone_at_s, utility_s)
         self.host.switch_on(self.now_s)
-        self.back.boots(self.now_s, by)
+        self.back.boots(self.now_s, waker)
 
     # --- Others on this UPS ------------------------------------------------------------------------------------------
 
@@ -248,12 +248,12 @@ class World:
             return HostAnswer(after_s=0.3, detail=(("in_s", in_s),))
         if self.utility:
             return HostAnswer(after_s=0.3, failure="the UPS refuses it on utility")
-        if self.back.facts.told == "stays_off":
+        if self.back.facts.declared == "stays_off":
             return HostAnswer(after_s=0.3, failure="the profile says that this UPS would stay off")
         if self._off_at_s < math.inf:
             return HostAnswer(after_s=0.3, failure="a countdown stands that this host has not ordered")
         self._off_at_s, self._cuts_for_us = self.now_s + in_s, True
-        return HostAnswer(after_s=0.5, detail=(("in_s", in_s), ("returns", self.back.facts.told)))
+        return HostAnswer(after_s=0.5, detail=(("in_s", in_s), ("returns", self.back.facts.declared)))
 
     def disarm(self, method: PowerOnMethod) -> HostAnswer:
         """Disarm a power-on method."""
@@ -272,10 +272,10 @@ class World:
         """The UPS counts down to the end of its output."""
         return self._off_at_s < math.inf
 
-    def press_button(self, by: Waker = Waker.PERSON) -> None:
+    def press_button(self, waker: Waker = Waker.PERSON) -> None:
         """Switch on a stranded host by hand, and its UPS where that has stayed off."""
         self.output = True
-        self._switch_on(by)
+        self._switch_on(waker)
 
     # --- What the UPS says -------------------------------------------------------------------------------------------
 
@@ -284,9 +284,9 @@ class World:
         silences = self.scene.silences
         return not silences or all(not begin_s <= self.now_s < end_s for begin_s, end_s in silences)
 
-    def told(self) -> GaugeReading:
+    def read_gauge(self) -> GaugeReading:
         """Return what its gauge says now."""
-        return self.gauge.tell(self.now_s, self.pack, self.load, on_battery=not self.utility)
+        return self.gauge.read(self.now_s, self.pack, self.load, on_battery=not self.utility)
 
     @property
     def is_ordered_down(self) -> bool:
@@ -296,7 +296,7 @@ class World:
     def reading(self, offset_s: float = 0.0) -> Reading:
         """Return what the UPS answers now. offset_s: of the asking clock, seconds at the first cut."""
         on_battery = not self.utility
-        told = self.told()
+        gauge = self.read_gauge()
         silent = self.scene.gauge.silent
         since_s = self._began_battery_s
         countdown = self._off_at_s < math.inf and self._fsd_since_s == math.inf
@@ -306,12 +306,12 @@ class World:
             self._blank,
             at_s=self.now_s + offset_s,
             output_source=_BATTERY if on_battery else _UTILITY,
-            runtime_s=told.runtime_s,
-            charge_pct=told.charge_pct,
-            load_pct=told.load_pct,
+            runtime_s=gauge.runtime_s,
+            charge_pct=gauge.charge_pct,
+            load_pct=gauge.load_pct,
             on_battery_s=None if "on_battery_s" in silent else 0.0 if since_s is None else self.now_s - since_s,
             input_present=None if "input_present" in silent else self.utility,
-            low_battery=told.low_battery,
+            low_battery=gauge.low_battery,
             output_off_in_s=self._off_at_s - self.now_s if countdown else None,
             forced_shutdown=self.is_ordered_down,
         )

@@ -30,7 +30,7 @@ from powerguard.wire import Phase
 Save = Callable[[int], SavedCheckpoint]
 """Makes the state after this step durable and only then returns. Called in the training thread; may raise anything."""
 
-Tell = Callable[[Phase, int | None, int | None], None]
+ReportProgress = Callable[[Phase, int | None, int | None], None]
 """Called with (WRITING or COMMITTING, bytes done, bytes in all), from any thread."""
 
 CLOSED = "the guard is closed (step and save before close(), and before the end of its `with`)"
@@ -39,7 +39,7 @@ FORKED = "this process is a fork of the one that made the guard (make a Guard he
 _Value = TypeVar("_Value")
 
 
-class GivenUp(Exception):  # noqa: N818 - not an error: other bytes come first
+class WriteAbandoned(Exception):  # noqa: N818 - not an error: other bytes come first
     """A write is not wanted any more: a newer state goes first, or training has ended."""
 
 
@@ -57,7 +57,7 @@ class Taken:
     stall_s: float = 0.0
 
 
-class Others(Protocol):
+class OtherRanks(Protocol):
     """The other ranks' part in one checkpoint."""
 
     @property
@@ -99,7 +99,7 @@ def commit_time(after_ms: int) -> str:
     return now.isoformat(timespec="milliseconds")
 
 
-class Nobody:
+class SingleProcess:
     """A job of one process: no others."""
 
     number: int | None = None
@@ -132,7 +132,7 @@ class Order:
     reason: str
     urgent: bool
     cancel: Event
-    others: Others
+    others: OtherRanks
 
 
 class Checkpointer(Protocol):
@@ -169,7 +169,7 @@ class Checkpointer(Protocol):
         """Let what training changes next come after the copies that are under way. Training thread."""
         ...
 
-    def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
+    def write(self, taken: Taken, report: ReportProgress, order: Order) -> SavedCheckpoint:
         """Make it durable and only then return, in the writer's thread. May raise anything; GivenUp when cancelled."""
         ...
 
@@ -228,9 +228,9 @@ class FunctionCheckpointer:
             raise TypeError(msg)
         return saved
 
-    def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:  # noqa: ARG002
+    def write(self, taken: Taken, report: ReportProgress, order: Order) -> SavedCheckpoint:  # noqa: ARG002
         """Never called: `take` leaves nothing to write."""
-        raise GivenUp(taken.step)
+        raise WriteAbandoned(taken.step)
 
     def prepare(self, size_bytes: int, stop: Event) -> float | None:  # noqa: ARG002
         """Nothing to prepare."""
@@ -254,7 +254,7 @@ def attempted(call: Callable[[], _Value], what: str) -> _Value | Exception:
     """Return what a call returned, or how it failed: nothing that saving does may end the training."""
     try:
         return call()
-    except GivenUp as end:
+    except WriteAbandoned as end:
         return end
     except Exception as error:  # noqa: BLE001 - a failing disk must not end the training; the caller gets the error
         log.warning("%s failed: %s: %s", what, type(error).__name__, error)
@@ -400,19 +400,19 @@ class StoreCheckpointer:
         if self._copier is not None:
             self._copier.before_update()
 
-    def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
+    def write(self, taken: Taken, report: ReportProgress, order: Order) -> SavedCheckpoint:
         """Write this rank's shard; the leader of each root commits once all ranks have. A failure leaves nothing."""
         others = order.others
         name = self._store.name(taken.step, others.token)
         try:
-            shard = self._write(name, taken, tell, order)
-            tell(Phase.COMMITTING, taken.size_bytes, taken.size_bytes)
+            shard = self._write(name, taken, report, order)
+            report(Phase.COMMITTING, taken.size_bytes, taken.size_bytes)
             after_ms = self._seen_ms + int(1000 * (self._clock() - self._seen_at_s))
             shards = others.gather(shard.packed().to_json(), read=self._store.leader, after_ms=after_ms)
             self._see(committed_ms(others.created))
             saved = self._commit(name, taken, shards, order)
         except CancelledError as error:
-            over = GivenUp(str(error))
+            over = WriteAbandoned(str(error))
             self._fail(name, others, over)
             raise over from error
         except Exception as error:
@@ -427,7 +427,7 @@ class StoreCheckpointer:
         self._leave_room(taken.size_bytes)  # not before all hosts have committed: until then the older one counts
         return saved
 
-    def _write(self, name: str, taken: Taken, tell: Tell, order: Order) -> Shard:
+    def _write(self, name: str, taken: Taken, report: ReportProgress, order: Order) -> Shard:
         held = self._held[taken.slot]
         if order.cancel.is_set() or held.layout is None:  # it may hold another state, and no folder is to be taken
             msg = "a newer state went first, or training has ended"
@@ -437,12 +437,12 @@ class StoreCheckpointer:
             self._store.rank,
             held.snapshot,
             held.layout,
-            lambda done, total: tell(Phase.WRITING, done, total),
+            lambda done, total: report(Phase.WRITING, done, total),
             urgent=order.urgent,
             cancel=order.cancel,
         )
 
-    def _fail(self, name: str, others: Others, error: Exception) -> None:
+    def _fail(self, name: str, others: OtherRanks, error: Exception) -> None:
         """Inform the others first: else the first rank that misses the folder would fail without a reason."""
         try:
             others.failed(error)

@@ -167,8 +167,8 @@ class Endpoint:
                 self._servers.append(tcp)
         except OSError as error:
             self.close()
-            told = error.strerror or error
-            msg = f"{path}: the endpoint cannot listen: {told if path.parent.is_dir() else no_folder(path.parent)}"
+            reason = error.strerror or error
+            msg = f"{path}: the endpoint cannot listen: {reason if path.parent.is_dir() else no_folder(path.parent)}"
             raise EndpointError(msg) from error
         for server in self._servers:
             server.requests = requests
@@ -585,7 +585,7 @@ class _Handler(BaseHTTPRequestHandler):
         status = requests.status()
         self._send(HTTPStatus.OK, status.to_json())
         if status.ended_by:
-            requests.tell_departure()
+            requests.mark_departure_sent()
 
     def _send_checkpoint(self, name: str, status: CheckpointStatus | None) -> None:
         if status is None:
@@ -593,7 +593,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(HTTPStatus.OK, status.to_json())
         if status.phase in ENDED:
-            self.server.requests.tell(name)
+            self.server.requests.mark_end_sent(name)
 
     def _refuse(self, code: HTTPStatus, reason: str) -> None:
         self._send(code, error_json(reason))

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from powerguard.fields import MAX_TEXT, clean_text
 from powerguard.trainer.log import log
-from powerguard.trainer.loop.checkpointer import GivenUp, Taken
+from powerguard.trainer.loop.checkpointer import Taken, WriteAbandoned
 from powerguard.trainer.ranks.base import Flag, RanksError, boottime_s
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import (
@@ -166,8 +166,8 @@ class UploadsSeen(NamedTuple):
 class Uploads(Protocol):
     """What copies checkpoints to slower storage, in the background."""
 
-    def offer(self, saved: SavedCheckpoint, *, asked: bool) -> None:
-        """A checkpoint is durable on this host. asked: by a request; else by the schedule.
+    def offer(self, saved: SavedCheckpoint, *, requested: bool) -> None:
+        """A checkpoint is durable on this host. requested: by a request; else by the schedule.
 
         Never called with the lock of the requests held: it reads the manifest.
         """
@@ -190,7 +190,7 @@ class Uploads(Protocol):
         ...
 
 
-class Elsewhere(Protocol):
+class RankRequests(Protocol):
     """The other ranks of the job, where there are any. Never called with the lock held; may raise RanksError."""
 
     @property
@@ -274,7 +274,7 @@ class Operation:
     began_s: when its bytes began. was_held: training stood still before it, too.
     note: as in the answer.
     generation: its number among all ranks; None where there is one rank. hosts_on_battery: as in the answer.
-    told: an asker has read how it ended. must_end: the process is to end even when it fails (a signal said so).
+    end_sent: an asker has read how it ended. must_end: the process is to end even when it fails (a signal said so).
     """
 
     id: str
@@ -294,7 +294,7 @@ class Operation:
     was_held: bool = False
     generation: int | None = None
     hosts_on_battery: int | None = None
-    told: bool = False
+    end_sent: bool = False
     must_end: bool = False
 
     @property
@@ -381,7 +381,7 @@ class RequestQueue:
         self.pace = Pace(clock())
         self.lock = RLock()  # entered by the training thread: a Condition's `with` is Python, and room for a Ctrl-C
         self.changed = Condition(self.lock)
-        self.others: Elsewhere | None = None
+        self.others: RankRequests | None = None
         """Set where there are other ranks: then they decide together where training stands."""
         self.wanted = Flag()
         """Set when the disk is needed at once: tidying up ends at once."""
@@ -397,7 +397,7 @@ class RequestQueue:
         self.ending: Operation | None = None
         self.departed = ""
         """Which host has left the job, and why, so that training ends; "" while none has."""
-        self.departure_told = False
+        self.departure_sent = False
         """An asker has read that."""
         self.listened_at_s: float | None = None
         """When an asker last waited for it, as the daemon does."""
@@ -455,9 +455,9 @@ class RequestQueue:
         with self.changed:
             return self.status_of(operation)
 
-    def _note_conduct(self, operation: Operation, asked: After) -> None:
+    def _note_conduct(self, operation: Operation, requested: After) -> None:
         """Report, once for each checkpoint, that this training does less than it was asked for."""
-        note = f"asked for {asked}, but this training allows no more than {self.conduct} (Guard's conduct)"
+        note = f"asked for {requested}, but this training allows no more than {self.conduct} (Guard's conduct)"
         if operation.note != note:
             operation.note = note
             log.warning("checkpoint %s: %s", operation.id, note)
@@ -507,8 +507,8 @@ class RequestQueue:
 
     def of_generation(self, number: int | None) -> Operation | None:
         """Return the operation of a generation, if one is known that has not ended. With the lock held."""
-        mine = (each for each in self.begun if number is not None and each.generation == number)
-        return next(mine, None)
+        matching = (each for each in self.begun if number is not None and each.generation == number)
+        return next(matching, None)
 
     def known_as(self, names: Iterable[str]) -> Operation | None:
         """Return the operation that was asked for under one of these names. With the lock held."""
@@ -529,12 +529,12 @@ class RequestQueue:
                 self.changed.wait_for(lambda: self._operations.get(name, operation).phase != known, timeout=wait_s)
             return self.status_of(self._operations.get(name, operation))
 
-    def tell(self, name: str) -> None:
+    def mark_end_sent(self, name: str) -> None:
         """Note that an asker has been sent this checkpoint's end: a training that is to exit may go now."""
         with self.changed:
             operation = self._operations.get(name)
             if operation is not None and operation.ended:
-                operation.told = True
+                operation.end_sent = True
                 self.changed.notify_all()
 
     def cancel(self, name: str) -> CheckpointStatus | None:
@@ -586,7 +586,7 @@ class RequestQueue:
                 self.lease = None
                 for operation in (*self.begun, *filter(None, [self.waiting])):
                     operation.after = After.CONTINUE
-                if self.ending is not None and not self.ending.told:
+                if self.ending is not None and not self.ending.end_sent:
                     self.ending = None
             self._release_uploads()
             self.changed.notify_all()
@@ -604,7 +604,7 @@ class RequestQueue:
         self._ask(lambda others: others.departs(because))
         return self.status()
 
-    def _ask(self, wish: Callable[[Elsewhere], None]) -> None:
+    def _ask(self, wish: Callable[[RankRequests], None]) -> None:
         """Inform the other ranks, if there are any; where they cannot be reached, the status shows what came of it."""
         if self.others is not None:
             try:
@@ -634,10 +634,10 @@ class RequestQueue:
             self.changed.wait_for(lambda: self.departed or self.closed, timeout=wait_s)
             self.listened_at_s = self.clock()
 
-    def tell_departure(self) -> None:
+    def mark_departure_sent(self) -> None:
         """Note that an asker has been sent why training ends: it may go now."""
         with self.changed:
-            self.departure_told = True
+            self.departure_sent = True
             self.changed.notify_all()
 
     def status(self) -> TrainerStatus:
@@ -775,7 +775,7 @@ class RequestQueue:
 
     def settle(self, operation: Operation, outcome: SavedCheckpoint | Exception) -> None:
         """End an operation that was claimed."""
-        if isinstance(outcome, GivenUp):
+        if isinstance(outcome, WriteAbandoned):
             operation.phase = Phase.ABORTED
             operation.error = clean_text(str(outcome))
         elif isinstance(outcome, Exception):

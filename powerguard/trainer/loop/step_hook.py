@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from powerguard.trainer.log import log
-from powerguard.trainer.loop.checkpointer import CLOSED, FORKED, Checkpointer, GivenUp, Taken, attempted
+from powerguard.trainer.loop.checkpointer import CLOSED, FORKED, Checkpointer, Taken, WriteAbandoned, attempted
 from powerguard.trainer.loop.requests import Operation, RequestQueue
 from powerguard.trainer.loop.writer import FINAL, PERIODIC, Writer
 from powerguard.trainer.ranks import Ranks
@@ -89,7 +89,7 @@ class StepHook:
             log.warning("%s; its steps are not saved", FORKED)
             return
         if self.closed:
-            raise GivenUp(CLOSED)
+            raise WriteAbandoned(CLOSED)
         began_s = self._clock()
         self._here(step, partial(self._attend, step, began_s), whole=True)
         self._pace.rested(self._clock() - began_s)  # a pause is no step time
@@ -114,7 +114,7 @@ class StepHook:
     def refuse_forked(self) -> None:
         """Raise GivenUp in a child of fork: the thread that writes is the parent's."""
         if self.forked:
-            raise GivenUp(FORKED)
+            raise WriteAbandoned(FORKED)
 
     def _attend(self, step: int, began_s: float) -> None:
         if self.together is None:
@@ -201,7 +201,7 @@ class StepHook:
                 requests.departed = together.agreement.departed
                 requests.changed.notify_all()
                 if self._ranks.local_rank == 0 and requests.listened_at_s is not None:
-                    requests.changed.wait_for(lambda: requests.departure_told, timeout=_HEARD_S)
+                    requests.changed.wait_for(lambda: requests.departure_sent, timeout=_HEARD_S)
                 if together.agreement.state.departing == self._ranks.host:
                     self._await_power_off()
                 raise StopTraining(HOST_LEFT)
@@ -257,7 +257,7 @@ class StepHook:
         requests.changed.wait_for(lambda: not writer.finishes(step))
         if requests.last is not None and requests.last.step == step:
             return requests.last
-        return writer.taken(step) or GivenUp(f"the state of step {step} is not in memory any more")
+        return writer.taken(step) or WriteAbandoned(f"the state of step {step} is not in memory any more")
 
     def _serve(self, step: int) -> None:
         """Copy the state for a waiting request, and have it written; a failure goes into its answer only."""
@@ -320,7 +320,7 @@ class StepHook:
         """Leave, once the caller has read that the checkpoint is durable (or its time is over)."""
         requests = self._requests
         if not ending.must_end and self._ranks.local_rank == 0:
-            requests.changed.wait_for(lambda: ending.told or requests.ending is None, timeout=_LAST_WORDS_S)
+            requests.changed.wait_for(lambda: ending.end_sent or requests.ending is None, timeout=_LAST_WORDS_S)
         if requests.ending is not None:  # else utility is back, and no rank has gone yet
             raise StopTraining(0 if ending.phase is Phase.COMMITTED else 1)
 

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from powerguard.trainer.log import log
-from powerguard.trainer.loop.checkpointer import CLOSED, Checkpointer, GivenUp, Nobody, Order, Others, Taken, attempted
+from powerguard.trainer.loop.checkpointer import (
+    CLOSED,
+    Checkpointer,
+    Order,
+    OtherRanks,
+    SingleProcess,
+    Taken,
+    WriteAbandoned,
+    attempted,
+)
 from powerguard.trainer.loop.requests import Operation, RequestQueue, UploadsSeen
 from powerguard.trainer.ranks.base import Flag, boottime_s
 from powerguard.trainer.store.store import SavedCheckpoint, StoreError
@@ -33,10 +42,10 @@ class UploadSchedule:
         self._late_s = 0.0
         """When one is due though the period is the same: after a clock that was ahead, commits are 1 ms apart."""
 
-    def offer(self, saved: SavedCheckpoint, *, asked: bool) -> None:
+    def offer(self, saved: SavedCheckpoint, *, requested: bool) -> None:
         """Copy this one next, if it is time for one. What was offered and is not begun is forgotten."""
         period, now_s = period_of(saved, self._every_s), self._clock()
-        if period is not None and (asked or period != self._period or now_s >= self._late_s):
+        if period is not None and (requested or period != self._period or now_s >= self._late_s):
             self._period, self._late_s = period, now_s + 2 * self._every_s
             self._uploader.offer(saved)
 
@@ -109,7 +118,7 @@ class Write:
 
     taken: Taken
     operation: Operation | None
-    others: Others
+    others: OtherRanks
     reason: str
     cancel: threading.Event = field(default_factory=Flag)
     began_s: float | None = None
@@ -187,7 +196,7 @@ class Writer:
             if operation is not None:
                 if operation.ended:
                     msg = "called off before its state was taken"
-                    raise GivenUp(msg)
+                    raise WriteAbandoned(msg)
                 self._make_way(older, operation, older.taken.size_bytes)
             if older.bytes_done != seen:
                 seen, until_s = older.bytes_done, requests.clock() + _STUCK_S
@@ -270,13 +279,13 @@ class Writer:
         self._requests.progress(operation, write.phase, write.bytes_done, write.taken.size_bytes)
 
     def submit(
-        self, taken: Taken, operation: Operation | None, others: Others | None = None, reason: str = ""
+        self, taken: Taken, operation: Operation | None, others: OtherRanks | None = None, reason: str = ""
     ) -> Write:
         """Have a state written: next, or instead of what is being written now. reason: "": the operation's."""
         reason = reason or (PERIODIC if operation is None else operation.reason.value)
-        write = Write(taken, operation, others or Nobody(), reason)
+        write = Write(taken, operation, others or SingleProcess(), reason)
         if self._over:  # the writer has ended, and a waiting thread would never be woken
-            write.outcome = GivenUp(CLOSED)
+            write.outcome = WriteAbandoned(CLOSED)
             write.others.failed(write.outcome)
             return write
         for older in self._queue:
@@ -315,7 +324,7 @@ class Writer:
             if newer is not None and newer is not operation:
                 self._requests.supersede(operation, newer)
             else:
-                self._requests.settle(operation, GivenUp(_NEWER))
+                self._requests.settle(operation, WriteAbandoned(_NEWER))
 
     def _make_way(self, older: Write, operation: Operation, size_bytes: int) -> None:
         """Give an older state up for the operation's, which has so many bytes, unless the older one is to go first."""
@@ -395,11 +404,11 @@ class Writer:
             others=write.others,
         )
         outcome: SavedCheckpoint | Exception = self._apart(
-            lambda: self._checkpointer.write(taken, lambda *told: self._tell(write, *told), order),
+            lambda: self._checkpointer.write(taken, lambda *progress: self._note_progress(write, *progress), order),
             f"checkpoint of step {taken.step}",
         )
-        if write.given_up and isinstance(outcome, GivenUp):
-            outcome = GivenUp("training has ended" if self._over else _NEWER)
+        if write.given_up and isinstance(outcome, WriteAbandoned):
+            outcome = WriteAbandoned("training has ended" if self._over else _NEWER)
         write.outcome = outcome
         self._prepare_bytes = max(taken.size_bytes, self._prepare_bytes or 0)  # a failed one may have cost a slot, too
         if isinstance(outcome, SavedCheckpoint):
@@ -415,9 +424,11 @@ class Writer:
             requests.settle(write.operation, outcome)
         if isinstance(outcome, SavedCheckpoint) and (uploads := requests.uploads) is not None:
             saved, is_asked = outcome, write.operation is not None
-            self._apart(lambda: uploads.offer(saved, asked=is_asked), f"offering step {taken.step} to slower storage")
+            self._apart(
+                lambda: uploads.offer(saved, requested=is_asked), f"offering step {taken.step} to slower storage"
+            )
 
-    def _tell(self, write: Write, phase: Phase, done: int | None, total: int | None) -> None:
+    def _note_progress(self, write: Write, phase: Phase, done: int | None, total: int | None) -> None:
         """Take in how far the checkpointer is."""
         with self._requests.changed:
             write.phase, write.bytes_done = phase, done or 0

@@ -35,7 +35,7 @@ from powerguard.fields import clean_text
 from powerguard.trainer.log import log
 from powerguard.trainer.loop.checkpointer import attempted
 from powerguard.trainer.ranks.base import Ranks, RanksError, boottime_s
-from powerguard.trainer.ranks.machine import NEVER, Ended, Generation, Move, Stance, State, due, first_boundary, move
+from powerguard.trainer.ranks.machine import NEVER, Ended, Generation, Move, RankState, State, due, first_boundary, move
 from powerguard.trainer.ranks.replica import Entry, Neighbour, Replica, SharedParts, over
 from powerguard.wire import After, TriggerRequest, escalated
 
@@ -108,18 +108,20 @@ class Agreement:
         self.ranks = ranks
         self._limits = limits
         self._clock = clock
-        self._stance = Stance()
+        self._stance = RankState()
         self._standing: int | None = None
         self._bid_in = 0  # the generation whose bid has been handed in
         self._changed = changed
-        self._untold = ""
+        self._news_trouble = ""
         self._joined: dict[str, int] = {}  # ids whose join was no news for the others
         self._deadlines: dict[int, float] = {}
         self._since: dict[tuple[int, bool], float] = {}
         self._parts = SharedParts()
         self._closing = threading.Event()
         self._neighbour = Neighbour(ranks, dead_s=limits.dead_s, beat_s=limits.beat_s, clock=clock)
-        self._replica = Replica(ranks, applied=self._applied, changed=self._tell, clock=clock, lost_s=limits.lost_s)
+        self._replica = Replica(
+            ranks, applied=self._applied, changed=self._report_news, clock=clock, lost_s=limits.lost_s
+        )
         self._thread = threading.Thread(target=self._run, name="powerguard-agreement", daemon=True)
         self._thread.start()
         # A daemon thread that wakes within a library when the interpreter is gone aborts the process (seen with torch).
@@ -272,7 +274,7 @@ class Agreement:
     @property
     def trouble(self) -> str:
         """What is wrong between the ranks, as far as this one sees, for a person; "" while nothing is."""
-        return self._replica.lost or self._untold
+        return self._replica.lost or self._news_trouble
 
     def deadline_at_s(self, number: int) -> float | None:
         """Return the tightest deadline of a generation, on this rank's clock; None: none was set."""
@@ -305,7 +307,7 @@ class Agreement:
                 elif action is Move.GO:
                     self._standing = None
                 elif action is Move.LEAVE:
-                    self._replica.tell()
+                    self._replica.notify_waiters()
                 self._look()
             if action is Move.GO or known is None:
                 return None
@@ -374,8 +376,8 @@ class Agreement:
         """
         try:
             if not ok:
-                told = f"rank {self.ranks.rank}: {error}" if self.ranks.size > 1 else error
-                self._append_surely(number, {"kind": "end", "ok": False, "error": clean_text(told)})
+                failure = f"rank {self.ranks.rank}: {error}" if self.ranks.size > 1 else error
+                self._append_surely(number, {"kind": "end", "ok": False, "error": clean_text(failure)})
             elif self._all_in(number, "done", digest.encode("ascii", "replace")):
                 values = self._surely(number, lambda ranks: self._parts.fetch(ranks, number, "done"))
                 named = sorted({value.decode() for value in values if value})
@@ -470,10 +472,12 @@ class Agreement:
                     return
                 self._closing.wait(self._limits.beat_s)
 
-    def _tell(self) -> None:
+    def _report_news(self) -> None:
         """Report news. The watcher outlives the callback's errors: without it all ranks would lose this one."""
         ended = attempted(self._changed, "passing the agreement of the ranks to the endpoint")
-        self._untold = f"news is not heard: {type(ended).__name__}: {ended}" if isinstance(ended, Exception) else ""
+        self._news_trouble = (
+            f"news is not heard: {type(ended).__name__}: {ended}" if isinstance(ended, Exception) else ""
+        )
 
     def _patience_s(self) -> float:
         state = self._replica.state
@@ -512,9 +516,9 @@ class Agreement:
         if state.front is not None and state.front.step is None:
             self._bid(state.front.number)
         flight = self._flight()
-        gone = self._neighbour.gone(own, oldest=min((one.number for one in flight), default=None))
+        lost = self._neighbour.gone(own, oldest=min((one.number for one in flight), default=None))
         for known in flight:
-            reason = gone or self._too_late(known)
+            reason = lost or self._too_late(known)
             if reason:
                 self._end_failed(known, reason)
         self._parts.forget(own, keep={one.number for one in flight}, before=state.number - 1)
@@ -532,7 +536,7 @@ class Agreement:
                     return
                 self._stance = replace(self._stance, bid=bid, bid_for=number)
                 self._look()
-                self._replica.tell()
+                self._replica.notify_waiters()
             value = b"%d" % (self._stance.bid or 0)
         if self._parts.hand_in(own, number, "bid", value):
             if not self._parts.complete(own, number, "bid"):

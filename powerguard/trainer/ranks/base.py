@@ -130,8 +130,8 @@ class Memory:
             value = self._values.get(key)
             if value is None and timeout_s > 0:
                 # One condition for each awaited key: a thousand waiters are not all woken for every key.
-                told = self._awaited.setdefault(key, threading.Condition(self._lock))
-                told.wait_for(lambda: key in self._values, timeout_s)
+                arrival = self._awaited.setdefault(key, threading.Condition(self._lock))
+                arrival.wait_for(lambda: key in self._values, timeout_s)
                 value = self._values.get(key)
             if value is None:
                 raise TimeoutError(key)
@@ -158,9 +158,9 @@ class Memory:
 
     def _store(self, key: str, value: bytes) -> None:
         self._values[key] = value
-        told = self._awaited.pop(key, None)
-        if told is not None:
-            told.notify_all()
+        arrival = self._awaited.pop(key, None)
+        if arrival is not None:
+            arrival.notify_all()
 
 
 class MemoryRanks(Place):
@@ -229,11 +229,11 @@ def _met(ranks: Ranks, rank: int, size: int, timeout_s: float) -> list[str]:
         distinct = list(dict.fromkeys(names))
         ranks.set("hosts", ("\n".join(distinct) + "\n\n" + " ".join(str(distinct.index(n)) for n in names)).encode())
     try:
-        told = ranks.get("hosts", max(0.0, until_s - boottime_s()) + (5.0 if rank else 0.0)).decode()
+        listing = ranks.get("hosts", max(0.0, until_s - boottime_s()) + (5.0 if rank else 0.0)).decode()
     except TimeoutError:
         msg = f"rank 0 has not gathered the {size} ranks within {timeout_s:g} s (see what it says)"
         raise RanksError(msg) from None
-    listed, _, places = told.partition("\n\n")
+    listed, _, places = listing.partition("\n\n")
     hosts = listed.split("\n")
     return [hosts[int(place)] for place in places.split()]
 

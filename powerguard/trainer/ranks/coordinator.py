@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from powerguard.trainer.log import log
-from powerguard.trainer.loop.checkpointer import GivenUp, attempted, commit_time
+from powerguard.trainer.loop.checkpointer import WriteAbandoned, attempted, commit_time
 from powerguard.trainer.loop.requests import Operation, RequestQueue
 from powerguard.trainer.loop.writer import PERIODIC, Writer
 from powerguard.trainer.ranks.agreement import Agreement, GenerationOverError
@@ -47,7 +47,7 @@ class NotCommittedError(Exception):
 
 
 class RankCoordinator:
-    """Connects one rank's requests and writer with the agreement of all ranks; see `requests.Elsewhere`."""
+    """Connects one rank's requests and writer with the agreement of all ranks; see `requests.RankRequests`."""
 
     def __init__(self, requests: RequestQueue, writer: Writer, ranks: Ranks) -> None:
         self._requests = requests
@@ -251,7 +251,7 @@ class RankCoordinator:
         elif not known.ended.ok:
             self._writer.call_off(known.number)
             over = NotCommittedError(known.ended.error)
-            requests.settle(operation, GivenUp(known.ended.error) if known.ended.aborted else over)
+            requests.settle(operation, WriteAbandoned(known.ended.error) if known.ended.aborted else over)
         elif operation.began_s is None and known.step is not None:
             # Joined just as it ended: the writer's thread may not have reported it here yet, and knows an older one.
             operation.step = known.step
@@ -259,8 +259,8 @@ class RankCoordinator:
 
     def _adopt(self, known: Generation) -> Operation:
         """Know of a checkpoint that was asked for at another host's endpoint."""
-        words = {word.value: word for word in Reason}
-        reason = words.get(known.reason, Reason.OTHER)
+        reasons = {word.value: word for word in Reason}
+        reason = reasons.get(known.reason, Reason.OTHER)
         request = TriggerRequest(id=known.ids[0], reason=reason, after=known.after, event=known.event)
         return self._requests.open(request, known.after, "", known.number)
 
@@ -298,11 +298,11 @@ class RankCoordinator:
     def last_of(self, known: Generation) -> Operation:
         """Return the operation after which the process is to end: it is durable for all. With the lock held."""
         requests = self._requests
-        mine = requests.of_generation(known.number)
-        if mine is not None:
-            requests.changed.wait_for(lambda: mine.ended, timeout=_SETTLED_S)  # the writer's thread is about to say so
+        own = requests.of_generation(known.number)
+        if own is not None:
+            requests.changed.wait_for(lambda: own.ended, timeout=_SETTLED_S)  # the writer's thread is about to say so
         return (
-            mine or requests.known_as(known.ids) or Operation(id=known.ids[0], after=After.EXIT, phase=Phase.COMMITTED)
+            own or requests.known_as(known.ids) or Operation(id=known.ids[0], after=After.EXIT, phase=Phase.COMMITTED)
         )
 
     def cut_off(self, cut: Exception, *, beyond: int) -> None:
@@ -392,7 +392,7 @@ class StandIn:
 
 
 class Part:
-    """One rank's part in one generation; see `checkpointer.Others`."""
+    """One rank's part in one generation; see `checkpointer.OtherRanks`."""
 
     def __init__(self, agreement: Agreement, known: Generation) -> None:
         self._agreement = agreement
@@ -459,11 +459,11 @@ class Collective:
 
     def _met(self, step: int) -> str:
         """Wait until all ranks are here, and return the token of rank 0."""
-        told = [value.decode().split() for value in self._all("token", f"{secrets.token_hex(4)} {step}".encode())]
+        answers = [value.decode().split() for value in self._all("token", f"{secrets.token_hex(4)} {step}".encode())]
         # All have come to this one: no rank reads the ones before any more.
         self._parts.forget(self._ranks, keep={self._number}, before=0)
-        token, first = told[0]
-        for rank, (_, its) in enumerate(told):
+        token, first = answers[0]
+        for rank, (_, its) in enumerate(answers):
             if its != first:
                 both = f"rank 0 called guard.save for step {first}, rank {rank} for step {its}"
                 msg = f"{both}: nothing was saved (call it for the same step on every rank)"
@@ -478,8 +478,8 @@ class Collective:
     def failed(self, error: Exception) -> None:
         """Inform the other ranks."""
         with closing(self._ranks):
-            told = f"rank {self._ranks.rank}: {type(error).__name__}: {error}"
-            self._ranks.set(self._failure, told[:500].encode("ascii", "replace"))
+            reason = f"rank {self._ranks.rank}: {type(error).__name__}: {error}"
+            self._ranks.set(self._failure, reason[:500].encode("ascii", "replace"))
 
     def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
         """Wait until all are done. Raises NotCommittedError."""
@@ -507,7 +507,7 @@ class Collective:
 
     def _await(self, what: str) -> None:
         """Wait for the parts of all ranks, one after the other. Raises NotCommittedError, RanksError."""
-        ranks, began_s, words, rank = self._ranks, time.perf_counter(), list(self._words_s), 0
+        ranks, began_s, reminders_s, rank = self._ranks, time.perf_counter(), list(self._words_s), 0
         while rank < ranks.size:
             if self._parts.has(ranks, self._number, what, rank):
                 rank += 1
@@ -518,14 +518,14 @@ class Collective:
                 msg = f"rank {rank} has died"
                 raise NotCommittedError(msg)
             waited_s = time.perf_counter() - began_s
-            if waited_s > min([self._limit_s, *words[:1]]):
+            if waited_s > min([self._limit_s, *reminders_s[:1]]):
                 missing = self._parts.missing(ranks, self._number, what)
-                told = f"guard.save has waited {waited_s:.0f} s for rank {', '.join(map(str, missing[:8]))}"
-                told += f"{' ...' if missing[8:] else ''} (does every rank save here, and is its process alive?)"
+                problem = f"guard.save has waited {waited_s:.0f} s for rank {', '.join(map(str, missing[:8]))}"
+                problem += f"{' ...' if missing[8:] else ''} (does every rank save here, and is its process alive?)"
                 if waited_s > self._limit_s:
-                    raise NotCommittedError(told)
-                self._note_awaited(told)
-                words.pop(0)
+                    raise NotCommittedError(problem)
+                self._note_awaited(problem)
+                reminders_s.pop(0)
             time.sleep(_GLANCE_S)
 
 

@@ -399,7 +399,7 @@ class Move(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stance:
+class RankState:
     """What one rank alone knows. bid: its bid, and of which generation. taken: the last one it took part in."""
 
     bid: int | None = None
@@ -417,7 +417,7 @@ def first_boundary(step: int | None, standing: int | None) -> int | None:
     return None if step is None else step + 1
 
 
-def move(state: State, stance: Stance, step: int) -> tuple[Move, Generation | None]:
+def move(state: State, stance: RankState, step: int) -> tuple[Move, Generation | None]:
     """Decide at the boundary after `step`, and for which generation."""
     back, front = state.back, state.front
     if back is not None and back.number > stance.taken and back.step is not None and step >= back.step:
@@ -439,7 +439,7 @@ def move(state: State, stance: Stance, step: int) -> tuple[Move, Generation | No
     return (Move.WAIT if leaving is None else Move.LEAVE), leaving
 
 
-def due(state: State, stance: Stance) -> int:
+def due(state: State, stance: RankState) -> int:
     """Return the first boundary at which `move` is anything but GO: below it, a training thread need not look."""
     back, front = state.back, state.front
     bounds = [NEVER]

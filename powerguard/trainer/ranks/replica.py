@@ -128,10 +128,10 @@ class Neighbour:
         ranks.set(f"beat/{ranks.rank}", b"%d" % self._beat)
         if self._processes.has_ended(ranks, self._rank):
             return f"rank {self._rank} has died"
-        heard = ranks.get(f"beat/{self._rank}", 0.0) if ranks.check(f"beat/{self._rank}") else b""
+        beat = ranks.get(f"beat/{self._rank}", 0.0) if ranks.check(f"beat/{self._rank}") else b""
         slept = now_s - self._looked_at_s > self._dead_s / 2
-        if heard != self._heard or self._heard_at_s is None or slept:
-            self._heard, self._heard_at_s = heard, now_s  # one that has slept itself has no right to complain
+        if beat != self._heard or self._heard_at_s is None or slept:
+            self._heard, self._heard_at_s = beat, now_s  # one that has slept itself has no right to complain
         self._looked_at_s = now_s
         silent_s = now_s - self._heard_at_s
         return f"no message from rank {self._rank} for {silent_s:.1f} s" if silent_s >= self._dead_s else ""
@@ -145,14 +145,14 @@ def process(pid: str) -> tuple[str, str, str]:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         space = f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return "-", "-", "-"
     # The name in brackets may hold anything, brackets too; the state is the third field, the beginning the 22nd.
-    state, *rest = told.rpartition(") ")[2].split(" ")
+    state, *rest = stat.rpartition(") ")[2].split(" ")
     if state in {"Z", "X"}:
         return space, "-", "-"
-    return space, told.partition(" ")[0], rest[18]
+    return space, stat.partition(" ")[0], rest[18]
 
 
 _PRUNE: Final = 64  # entries of the log between two cleanings; between one and two of these are kept
@@ -274,7 +274,7 @@ class Replica:
             if got == raw:
                 self.own.delete(name)
 
-    def tell(self) -> None:
+    def notify_waiters(self) -> None:
         """Have everybody who waits look again. With the lock held."""
         self._news.notify_all()
 

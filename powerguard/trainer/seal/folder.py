@@ -55,7 +55,7 @@ _Made = TypeVar("_Made")
 Progress = Callable[[int, int | None], None]
 """Called with (bytes read, bytes in all), now and then, from any thread."""
 
-TOLD = 8  # names in one message
+MAX_NAMED = 8  # names in one message
 UNREADABLE = "unreadable"
 """A finding of this kind says nothing about the bytes: they could not be read."""
 _WORKERS = 4  # flushes of several files share their cost; digests keep two cores busy
@@ -137,8 +137,8 @@ def check_still(root: Path, tree: Tree) -> None:
 
 
 def named(names: list[str]) -> str:
-    more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
-    return ", ".join(names[:TOLD]) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -358,15 +358,15 @@ def verify(folder: Path | str, *, progress: Progress | None = None, direct: bool
     tree = walk(root, refuse=False)
     findings = _listed(sealed, tree)
     total = sum(min(f.size_bytes, tree.files[f.path].size) for f in sealed.files if f.path in tree.files)
-    told = BytesDone(total, progress)
+    bytes_done = BytesDone(total, progress)
 
     def compare(file: SealedFile) -> list[Finding]:
-        return _compare(root, file, sealed.chunk_bytes, told, direct=direct)
+        return _compare(root, file, sealed.chunk_bytes, bytes_done, direct=direct)
 
-    there = [file for file in sealed.files if file.path in tree.files]
-    for found in each_of(compare, there):
+    present = [file for file in sealed.files if file.path in tree.files]
+    for found in each_of(compare, present):
         findings += found
-    return Verdict(path=str(root), seal=sealed, findings=tuple(findings), read_bytes=told.done)
+    return Verdict(path=str(root), seal=sealed, findings=tuple(findings), read_bytes=bytes_done.done)
 
 
 def _check_foreign(root: Path) -> None:
@@ -405,7 +405,7 @@ def _flush_and_digest(
 ) -> dict[str, str]:
     """Return the digests of every file, each flushed before it is read."""
     hasher()
-    told = BytesDone(sum(stamp.size for stamp in tree.files.values()), progress)
+    bytes_done = BytesDone(sum(stamp.size for stamp in tree.files.values()), progress)
 
     def work(name: str) -> str:
         size = tree.files[name].size
@@ -415,7 +415,7 @@ def _flush_and_digest(
             found = []
             for digest, length in digests(descriptor, size, chunk_bytes):
                 found.append(digest)
-                told.add(length)
+                bytes_done.add(length)
             return "".join(found)
         finally:
             os.close(descriptor)
@@ -471,9 +471,9 @@ def _resized(file: SealedFile, size: int, chunk_bytes: int) -> Finding | None:
 def _differing(before: Seal, made: Seal) -> list[Finding]:
     """Return the files whose bytes changed, and a step that is given again."""
     found = []
-    was = {file.path: file for file in before.files}
+    old_files = {file.path: file for file in before.files}
     for file in made.files:
-        old, count = was[file.path], len(file.digests) // DIGEST_DIGITS
+        old, count = old_files[file.path], len(file.digests) // DIGEST_DIGITS
         chunks = [chunk for chunk in range(count) if old.digest(chunk) != file.digest(chunk)]
         if chunks:
             first = chunks[0]
@@ -484,7 +484,7 @@ def _differing(before: Seal, made: Seal) -> list[Finding]:
     return found
 
 
-def _compare(root: Path, file: SealedFile, chunk_bytes: int, told: BytesDone, *, direct: bool) -> list[Finding]:
+def _compare(root: Path, file: SealedFile, chunk_bytes: int, bytes_done: BytesDone, *, direct: bool) -> list[Finding]:
     """Read one file and return what differs. The bytes that are compared are those that the disk gives now."""
     found: list[Finding] = []
     differ: list[int] = []
@@ -498,7 +498,7 @@ def _compare(root: Path, file: SealedFile, chunk_bytes: int, told: BytesDone, *,
                     break
                 if digest != file.digest(chunk):
                     differ.append(chunk)
-                told.add(length)
+                bytes_done.add(length)
                 read += length
         finally:
             os.close(descriptor)
@@ -518,9 +518,9 @@ def _compare(root: Path, file: SealedFile, chunk_bytes: int, told: BytesDone, *,
 
 def _refuse_changes(root: Path, findings: Sequence[Finding]) -> None:
     if findings:
-        more = f" and {len(findings) - TOLD} more" if len(findings) > TOLD else ""
-        told = "; ".join(map(str, findings[:TOLD]))
-        msg = f"{root}: changed since it was sealed: {told}{more} (--again seals it as it is now)"
+        more = f" and {len(findings) - MAX_NAMED} more" if len(findings) > MAX_NAMED else ""
+        changes = "; ".join(map(str, findings[:MAX_NAMED]))
+        msg = f"{root}: changed since it was sealed: {changes}{more} (--again seals it as it is now)"
         raise SealError(msg)
 
 
@@ -636,7 +636,7 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
             findings = (Finding(kind="changed", path=SEAL, because=str(error)),)
         if not findings:
             return folder
-        why = "; ".join(map(str, findings[:TOLD]))
+        why = "; ".join(map(str, findings[:MAX_NAMED]))
         if any(each.kind == UNREADABLE for each in findings):
             log.warning("%s: left where it is, and an older checkpoint is taken: %s", folder, why)
             unread = unread or f"{folder}: {why}"

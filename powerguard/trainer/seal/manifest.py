@@ -77,8 +77,8 @@ class Seal:
 
     def same_content(self, other: "Seal") -> bool:
         """Say whether both seal the same bytes under the same names, whenever they did."""
-        mine = (self.files, self.links, self.folders, self.chunk_bytes)
-        return mine == (other.files, other.links, other.folders, other.chunk_bytes)
+        own = (self.files, self.links, self.folders, self.chunk_bytes)
+        return own == (other.files, other.links, other.folders, other.chunk_bytes)
 
     def to_json(self) -> bytes:
         """Return the bytes that are stored; names that are no UTF-8 come back as they were (surrogateescape)."""

@@ -7,7 +7,7 @@
 A save takes a slot by renaming its folder, and then only writes over blocks that it has. A checkpoint that is pruned
 becomes a slot again, once its manifest is durably gone. So a full disk is asked for nothing: no inode, no block of
 data, of a manifest or of a folder (`.room-` gives way where even the root's folder is full), no new extent. A full disk
-cannot lose an emergency checkpoint. `Room` says what a root takes, and what would be right where there is less.
+cannot lose an emergency checkpoint. `RootSpace` says what a root takes, and what would be right where there is less.
 """
 
 import contextlib
@@ -184,7 +184,7 @@ _OURS: Final = ("step-*", ".slot-*", f"{BAD}*")
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RootSpace:
     """The room of one root. keep: how many checkpoints stay. slots: how many are held ready for an emergency."""
 
     root: Path
@@ -194,17 +194,17 @@ class Room:
     def shortage(self, checkpoint_bytes: int, ready: int) -> str:
         """Say what is missing for all of them at this size; "" when nothing is. ready: how many slots hold one now."""
         wanted, free = (self.keep + self.slots) * checkpoint_bytes, free_bytes(self.root)
-        there = free + self._held_bytes()
-        if there >= wanted:
+        available = free + self._held_bytes()
+        if available >= wanted:
             return ""
         means = "an emergency checkpoint may find no room" if not ready else "an emergency has room, and fewer are kept"
         return (
             f"{self.root}: takes {amount(wanted)}, for {self._each()} of {amount(checkpoint_bytes)}; there are"
-            f" {amount(there)}, {amount(free)} of it free: {means} ({self._right(wanted - there)})"
+            f" {amount(available)}, {amount(free)} of it free: {means} ({self._right(wanted - available)})"
         )
 
     @contextmanager
-    def told(self, checkpoint_bytes: int) -> Iterator[None]:
+    def explaining_full_disk(self, checkpoint_bytes: int) -> Iterator[None]:
         """Have the error of a full disk say what a checkpoint takes, and what would be right."""
         free = free_bytes(self.root)
         try:
@@ -217,9 +217,9 @@ class Room:
     def _refused(self, error: OSError, checkpoint_bytes: int, free: int) -> OSError:
         wanted = (self.keep + self.slots) * checkpoint_bytes
         more = max(checkpoint_bytes - free, wanted - free - self._held_bytes(), 0)
-        told = f"{error.strerror}: a checkpoint takes {amount(checkpoint_bytes)}, {amount(free)} were free"
+        problem = f"{error.strerror}: a checkpoint takes {amount(checkpoint_bytes)}, {amount(free)} were free"
         return OSError(
-            error.errno, f"{told}; {self._each()} take {amount(wanted)} ({self._right(more)})", error.filename
+            error.errno, f"{problem}; {self._each()} take {amount(wanted)} ({self._right(more)})", error.filename
         )
 
     def _each(self) -> str:
@@ -239,7 +239,7 @@ class Room:
             for path in self.root.glob(pattern):
                 name = path.relative_to(self.root).parts[0]
                 with suppress(OSError):  # another user's, or gone meanwhile
-                    alone = [told.st_size for file in files_in(path) if (told := file.lstat()).st_nlink == 1]
+                    alone = [status.st_size for file in files_in(path) if (status := file.lstat()).st_nlink == 1]
                     held[name] = held.get(name, 0) + sum(alone)
         return "".join(f"; {name} takes {amount(size)}" for name, size in sorted(held.items()) if size)
 

@@ -72,7 +72,7 @@ class Copier(Protocol):
     how: str
 
     def begin(
-        self, items: "Arranged", memory: memoryview, arrived: Callable[[int], None], *, late: bool
+        self, items: "PlannedItems", memory: memoryview, arrived: Callable[[int], None], *, late: bool
     ) -> Flight | None:
         """Copy what the state's `items()` returned, in the training thread.
 
@@ -127,7 +127,7 @@ class Item(Protocol):
         ...
 
 
-class Arranged(list[Any]):
+class PlannedItems(list[Any]):
     """Items in the order of a copier's plan: where they lie in a snapshot, and in which runs they are copied."""
 
     def __init__(self, items: Iterable[Item], layout: Layout, runs: list[Any]) -> None:

@@ -26,15 +26,15 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
 def _of_host(proc: Path) -> Iterator[int]:
     for line in _lines(proc / "meminfo"):
-        name, _, told = line.partition(":")
-        if name == "MemAvailable" and (number := told.removesuffix("kB").strip()).isdecimal():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable" and (number := value.removesuffix("kB").strip()).isdecimal():
             yield int(number) * 1024
 
 
 def _of_groups(proc: Path, cgroups: Path) -> Iterator[int]:
     for line in _lines(proc / "self/cgroup"):
-        _, _, told = line.partition(":")
-        controllers, _, path = told.partition(":")
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         if controllers and "memory" not in controllers.split(","):
             continue
         top, names = (cgroups / "memory", _V1) if controllers else (cgroups, _V2)

@@ -25,11 +25,11 @@ from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import ManifestError, Shard, StoreError, committed_ms
 from powerguard.trainer.store.shards import READERS, CorruptError, ShardReader, Snapshot, held, over_chunks
 from powerguard.trainer.store.store import Store
-from powerguard.trainer.tiers.base import Kind, Source, Tier, TierError, items_in, ranks_told
+from powerguard.trainer.tiers.base import Kind, Source, Tier, TierError, items_in, list_ranks
 from powerguard.trainer.tiers.transfer import Gate
 
 _PATIENCE_S: Final = 120.0
-_TELL_S: Final = 10.0
+_LOG_EVERY_S: Final = 10.0
 _LOOK_S: Final = 600.0
 _LOAD_S: Final = 6 * 3600.0
 _CONNECTIONS: Final = 8
@@ -183,7 +183,7 @@ class _Choice:
                 chosen = self._tried(candidate, report)
             except BaseException as error:
                 report.fatal = clean_text(f"{type(error).__name__}: {error}", _MAX_REASON)
-                self._tell(turn, report)
+                self._send_report(turn, report)
                 raise
             bad, local = self._exchanged(turn, report, load_s)
             if not bad and chosen is not None:
@@ -208,9 +208,11 @@ class _Choice:
         ranks.set(f"{self._key}/see/{ranks.rank}", json.dumps(self._seen()).encode())
         if ranks.rank == 0:
             views = [json.loads(self._awaited(f"see/{rank}", look_s, rank)) for rank in range(ranks.size)]
-            told = [[each.step, each.digest, each.error] for each in self._common(views)]
+            candidates = [[each.step, each.digest, each.error] for each in self._common(views)]
             newest_ms = max(view["newest_ms"] for view in views)
-            ranks.set(f"{self._key}/candidates", json.dumps({"newest_ms": newest_ms, "candidates": told}).encode())
+            ranks.set(
+                f"{self._key}/candidates", json.dumps({"newest_ms": newest_ms, "candidates": candidates}).encode()
+            )
         answer = json.loads(self._awaited("candidates", look_s + 30.0, 0))
         self._newest_ms = answer["newest_ms"]
         return [_Candidate(step, digest, error) for step, digest, error in answer["candidates"]]
@@ -220,7 +222,7 @@ class _Choice:
         aside: list[str] = []
         for tier in self._tiers:
             try:
-                with _told_if_slow(tier.word, self._patience_s):
+                with _warned_if_slow(tier.word, self._patience_s):
                     for found in self._gates[tier.word].call(tier.found):
                         self._copies.setdefault((found.step, found.digest), []).append((tier, found))
                     aside += self._gates[tier.word].call(tier.aside)
@@ -264,8 +266,8 @@ class _Choice:
             error = _why_none(sets, views)
             if self._step is not None and not any(sets):
                 steps = sorted({step for view in views for step in view["steps"]})
-                there = f"there are those of {', '.join(map(str, steps[-8:]))}" if steps else "there is none at all"
-                error = f"no checkpoint of step {self._step}: {there}. {error}".rstrip()
+                hint = f"there are those of {', '.join(map(str, steps[-8:]))}" if steps else "there is none at all"
+                error = f"no checkpoint of step {self._step}: {hint}. {error}".rstrip()
             return [_Candidate(-1, "", error)] if error else []
         return candidates
 
@@ -316,39 +318,39 @@ class _Choice:
 
     def _exchanged(self, turn: int, report: _Report, load_s: float) -> tuple[list[_Report], bool]:
         """Report how it went, and learn which ranks failed (none: all have loaded), and whether all was local."""
-        self._tell(turn, report)
+        self._send_report(turn, report)
         if self._ranks.rank == 0:
-            told = [
+            answers = [
                 json.loads(self._awaited(f"{turn}/report/{rank}", load_s, rank)) for rank in range(self._ranks.size)
             ]
-            bad = [each for each in told if not each["loaded"]]
+            bad = [each for each in answers if not each["loaded"]]
             bad.sort(key=lambda each: not each["fatal"])
-            self._tell_all(turn, bad, local=all(each["local"] for each in told))
-        heard = json.loads(self._awaited(f"{turn}/all", load_s + 30.0, 0))
-        reports = [_Report(**each) for each in heard["bad"]]
+            self._send_result(turn, bad, local=all(each["local"] for each in answers))
+        result = json.loads(self._awaited(f"{turn}/all", load_s + 30.0, 0))
+        reports = [_Report(**each) for each in result["bad"]]
         if reports and reports[0].fatal:
             msg = f"rank {reports[0].rank} could not resume: {reports[0].fatal}"
             raise ResumeError(msg)
-        return reports, bool(heard["local"])
+        return reports, bool(result["local"])
 
-    def _tell(self, turn: int, report: _Report) -> None:
+    def _send_report(self, turn: int, report: _Report) -> None:
         self._ranks.set(f"{self._key}/{turn}/report/{report.rank}", json.dumps(vars(report)).encode())
         if report.fatal and report.rank == 0:
-            self._tell_all(turn, [vars(report)], local=False)
+            self._send_result(turn, [vars(report)], local=False)
 
-    def _tell_all(self, turn: int, bad: list[dict[str, Any]], *, local: bool) -> None:
+    def _send_result(self, turn: int, bad: list[dict[str, Any]], *, local: bool) -> None:
         self._ranks.set(f"{self._key}/{turn}/all", json.dumps({"bad": bad[:200], "local": local}).encode())
 
     def _pass_over(self, candidate: _Candidate, bad: list[_Report]) -> None:
         """Remember why all go on to the next, and set aside the copies that are rotten."""
         first = bad[0].reasons[0] if bad and bad[0].reasons else "could not be read"
-        reason = f"step {candidate.step}: rank {ranks_told([each.rank for each in bad])}: {first}"
+        reason = f"step {candidate.step}: rank {list_ranks([each.rank for each in bad])}: {first}"
         self._refused.append(reason)
         log.error("checkpoint_passed_over %s", reason)
         for tier, found in self._copies[candidate.step, candidate.digest]:
             local = isinstance(tier, LocalTier)
-            mine = [each for each in bad if (each.host == self._ranks.host if local else each.rank == self._ranks.rank)]
-            if any(tier.word in each.corrupt for each in mine):
+            own = [each for each in bad if (each.host == self._ranks.host if local else each.rank == self._ranks.rank)]
+            if any(tier.word in each.corrupt for each in own):
                 with suppress(TierError, StoreError, OSError):  # it was reported already; the next start tries again
                     self._gates[tier.word].call(lambda t=tier, f=found: t.set_aside(f, reason))  # type: ignore[misc]
 
@@ -417,15 +419,15 @@ class _Load:
         """Raises the error of the last source for the first chunk that none has right."""
         shard = self._shard
         self._memory.reserve(shard.size_bytes, touch=False)  # the reading threads touch it, all at a time
-        buffer, done, told_at_s = self._memory.buffer, 0, boottime_s()
+        buffer, done, logged_at_s = self._memory.buffer, 0, boottime_s()
 
         def read(index: int, start: int, end: int) -> None:
-            nonlocal done, told_at_s
+            nonlocal done, logged_at_s
             self._read(index, buffer[start:end])
             with self._lock:
                 done += end - start
-                if boottime_s() - told_at_s >= _TELL_S:
-                    told_at_s = boottime_s()
+                if boottime_s() - logged_at_s >= _LOG_EVERY_S:
+                    logged_at_s = boottime_s()
                     log.info("checkpoint_read bytes=%d of=%d", done, shard.size_bytes)
 
         threads = READERS if isinstance(self._sources[0][0], LocalTier) else _CONNECTIONS
@@ -467,10 +469,10 @@ class _Load:
 
 
 @contextmanager
-def _told_if_slow(word: str, patience_s: float) -> Iterator[None]:
+def _warned_if_slow(word: str, patience_s: float) -> Iterator[None]:
     """Log once that a tier has not answered yet, and how long it is waited for."""
     text = "tier_slow %s: no answer for %.0f s: tried for about %.0f s, then left out"
-    timer = Timer(_TELL_S, log.warning, (text, word, _TELL_S, max(patience_s, _TELL_S)))
+    timer = Timer(_LOG_EVERY_S, log.warning, (text, word, _LOG_EVERY_S, max(patience_s, _LOG_EVERY_S)))
     timer.daemon = True
     timer.start()
     try:
@@ -491,8 +493,8 @@ def _why_none(sets: Sequence[set[tuple[int, int, str]]], views: Sequence[Mapping
     if some:
         none = [rank for rank, each in enumerate(sets) if not each] or list(range(len(sets)))
         newest = max(step for each in sets for _, step, _ in each)
-        text = f"no checkpoint can be read by all ranks: rank {ranks_told(some)} can (up to step {newest}),"
-        text += f" rank {ranks_told(none)} cannot read that one"
+        text = f"no checkpoint can be read by all ranks: rank {list_ranks(some)} can (up to step {newest}),"
+        text += f" rank {list_ranks(none)} cannot read that one"
     elif any(view["troubles"] for view in views):
         text = "no checkpoint was found, but there may be some"
         hint = "Repair it; to start from step 0, move its content away, or leave out the tier that cannot be read"

@@ -24,7 +24,7 @@ from threading import Event, Lock, Thread
 from typing import Final, Self
 
 from powerguard.trainer.store.disk import FULL, Disk, DiskFile, FolderLock, refuses_direct, stop_direct
-from powerguard.trainer.store.items import Arranged, Copier, Flight, Item, Loaded
+from powerguard.trainer.store.items import Copier, Flight, Item, Loaded, PlannedItems
 from powerguard.trainer.store.manifest import (
     ALIGN,
     CHUNK_BYTES,
@@ -53,7 +53,7 @@ def laid_out(items: Iterable[Item]) -> Layout:
 
     Raises StoreError for an item whose size or shape is none.
     """
-    if isinstance(items, Arranged):
+    if isinstance(items, PlannedItems):
         return items.layout
     entries: list[Entry] = []
     end = 0
@@ -138,12 +138,12 @@ class Snapshot:
 
         late: return when all is copied that training may change before it says so; see `wait_arrived` for the rest.
         """
-        taken = items if isinstance(items, Arranged) else tuple(items)
+        taken = items if isinstance(items, PlannedItems) else tuple(items)
         layout = laid_out(taken)
         self.reserve(layout.size_bytes)
         self._failed, self._arrived, self._began_s = None, 0, time.perf_counter()
 
-        def tell(end: int) -> None:
+        def report_copied(end: int) -> None:
             self._arrived = end
             if progress is not None:
                 progress(end, layout.size_bytes)
@@ -151,10 +151,10 @@ class Snapshot:
         end = max((entry.offset + entry.size_bytes for entry in layout.items), default=0)
         self._buffer[end : layout.size_bytes] = bytes(layout.size_bytes - end)
         try:
-            if self._copier is not None and isinstance(taken, Arranged):
-                self._flight = self._copier.begin(taken, self._buffer, tell, late=late)
+            if self._copier is not None and isinstance(taken, PlannedItems):
+                self._flight = self._copier.begin(taken, self._buffer, report_copied, late=late)
             else:
-                _copy_each(taken, layout, self._buffer, tell)
+                _copy_each(taken, layout, self._buffer, report_copied)
         except Exception as error:
             self._failed = error
             raise
@@ -218,14 +218,14 @@ class Snapshot:
         self.close()
 
 
-def _copy_each(items: Iterable[Item], layout: Layout, memory: memoryview, tell: Callable[[int], None]) -> None:
+def _copy_each(items: Iterable[Item], layout: Layout, memory: memoryview, report_copied: Callable[[int], None]) -> None:
     """Copy items into their places, one after the other, and clear the gaps between them."""
     end = 0
     for item, entry in zip(items, layout.items, strict=True):
         memory[end : entry.offset] = bytes(entry.offset - end)
         end = entry.offset + entry.size_bytes
         item.copy_to(memory[entry.offset : end])
-        tell(end)
+        report_copied(end)
 
 
 def _wholes(item: Item) -> list[int]:

@@ -32,7 +32,7 @@ from powerguard.trainer.store.folders import (
     UNBORN,
     Found,
     Refused,
-    Room,
+    RootSpace,
     SavedCheckpoint,
     Slots,
     changed_ns,
@@ -132,7 +132,7 @@ class Store:
         self._disk = disk or Disk()
         self._sharers = -(-ranks // hosts)
         self._slots = Slots(self.root, self._disk, slots, sharers=self._sharers)
-        self._room = Room(self.root, keep, slots)
+        self._room = RootSpace(self.root, keep, slots)
         self._hosts = hosts
         self._held: FolderLock | None = None
         self._is_writing = False
@@ -262,7 +262,7 @@ class Store:
         self._check_place()
         self._is_writing = True
         try:
-            with self._room.told(layout.size_bytes * self._sharers):
+            with self._room.explaining_full_disk(layout.size_bytes * self._sharers):
                 folder = self._folder(name, layout.size_bytes, urgent=urgent)
                 self._hold(folder)
                 written = self._write(folder / shard_file(rank), snapshot, layout, progress, cancel)
@@ -327,7 +327,7 @@ class Store:
         except ManifestError as error:
             msg = f"{folder}: could not be read again: its manifest {error}"
             raise StoreError(msg) from error
-        with self._room.told(manifest.size_bytes):
+        with self._room.explaining_full_disk(manifest.size_bytes):
             self._twice(folder / UNBORN, lambda: self._write_manifest(folder / UNBORN, content))
         self._disk.sync_folder(folder)
         self._disk.rename(folder / UNBORN, folder / MANIFEST)
@@ -532,16 +532,16 @@ class Store:
                 good += 1  # of the last one it does not matter: nothing is older
             else:
                 good += self._is_good(each, stop)
-        gone = [name for name in old if self._went(self.root / name, self._slots.give_back)]
+        removed = [name for name in old if self._went(self.root / name, self._slots.give_back)]
         # Another without a manifest may be on its way, of the newest step too: another rank is sometimes first.
         newest = max((each.step for each in found), default=-1)
         for path in folders(self.root):
             is_dead = path.name in self._dead or (step_of(path.name) or 0) < newest
             if is_dead and not has_manifest(path) and self._went(path, self._given_back):
-                gone.append(path.name)
+                removed.append(path.name)
         bad = [path for path in files_in(self.root) if path.name.startswith(BAD) and is_folder(path)]
         rest = sorted(bad, key=changed_ns, reverse=True)[_KEPT_BAD:]
-        return gone + [path.name for path in rest if self._went(path, self._removed)]
+        return removed + [path.name for path in rest if self._went(path, self._removed)]
 
     def _went(self, path: Path, remove_it: Callable[[Path], bool]) -> bool:
         """Remove one of several; what cannot be removed must neither keep the others nor cost a new checkpoint."""

@@ -153,10 +153,10 @@ class Remote:
         return cls(**{field.name: document[field.name] for field in fields(cls)})
 
 
-def conflict(url: str, name: str, there: str | None, digest: str) -> TierError:
+def conflict(url: str, name: str, found: str | None, digest: str) -> TierError:
     """Say that another manifest stands where one of this digest was to be put."""
     msg = (
-        f"{url}/{name}: another checkpoint stands under this name ({there}, not {digest}):"
+        f"{url}/{name}: another checkpoint stands under this name ({found}, not {digest}):"
         " two trainings share a job name, or the store mixed them up (give each job its own)"
     )
     return TierError(Kind.CONFLICT, msg)
@@ -383,10 +383,10 @@ def newest_first(by_commit: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(chain.from_iterable(zip(by_commit, sorted(by_commit, reverse=True), strict=True))))
 
 
-def ranks_told(ranks: Sequence[int]) -> str:
+def list_ranks(ranks: Sequence[int]) -> str:
     """Ranks for a person: the first few, and how many more."""
-    told = ", ".join(str(rank) for rank in ranks[:8])
-    return told + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 _T = TypeVar("_T")

@@ -116,7 +116,7 @@ def opened(remote: Remote, url: str, timeout: timedelta = GET_TIMEOUT) -> "Objec
         open_url: Callable[..., ObjectStore] = from_url  # its overloads know one kind of config each
         return open_url(url, config=config, client_options=client, retry_config={"max_retries": 0})
     except (BaseError, ValueError) as error:
-        raise told(error, url) from None
+        raise tier_error(error, url) from None
 
 
 def credentials(path: Path, profile: str) -> dict[str, str]:
@@ -153,7 +153,7 @@ def code_of(error: Exception) -> str:
     return "" if match is None else match[1]
 
 
-def told(error: Exception, where: str) -> TierError:
+def tier_error(error: Exception, where: str) -> TierError:
     """Say what a store's error means, in our words: its own text quotes requests, with all that is in them."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
@@ -205,11 +205,11 @@ class ObjectTier:
         return digest_there(self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES))
 
     def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:  # noqa: ARG002 - one answer has all
-        there = self._chunks(name, shard)
+        present = self._chunks(name, shard)
         return [
             part
             for part in parts_of(shard, self._part_bytes)
-            if any(part.first + number not in there for number in range(len(part.digests)))
+            if any(part.first + number not in present for number in range(len(part.digests)))
         ]
 
     def put(self, name: str, part: Part, content: memoryview) -> None:
@@ -234,10 +234,10 @@ class ObjectTier:
             try:
                 obstore.put(self._store, f"{name}/{MANIFEST}", content, mode="create", use_multipart=False)
             except AlreadyExistsError:
-                there = self.committed(name)
-                if there == manifest.digest:
+                found = self.committed(name)
+                if found == manifest.digest:
                     return False
-                raise conflict(self.url, name, there, manifest.digest) from None
+                raise conflict(self.url, name, found, manifest.digest) from None
         return True
 
     def prune(self, keep: int, keep_days: int, spare: str) -> list[str]:
@@ -361,9 +361,9 @@ class ObjectTier:
         known = []
         for name in self._names():
             with self._worded(name):
-                there = {entry["path"].rpartition("/")[2]: entry["last_modified"] for entry in self._entries(name)}
-            if MANIFEST in there and SET_ASIDE not in there:
-                known.append((there[MANIFEST], name))
+                modified = {entry["path"].rpartition("/")[2]: entry["last_modified"] for entry in self._entries(name)}
+            if MANIFEST in modified and SET_ASIDE not in modified:
+                known.append((modified[MANIFEST], name))
         return [name for _, name in sorted(known, reverse=True)]
 
     def _entries(self, name: str) -> "Sequence[ObjectMeta]":
@@ -423,7 +423,7 @@ class ObjectTier:
         try:
             yield
         except (BaseError, FileNotFoundError, ValueError) as error:
-            raise told(error, f"{self.url}: {what}") from None
+            raise tier_error(error, f"{self.url}: {what}") from None
 
 
 class _ObjectShard:

@@ -151,9 +151,9 @@ class PathTier:
                 with contextlib.suppress(OSError):
                     unborn.unlink()
             if not created:
-                there = self.committed(name)
-                if there != manifest.digest:
-                    raise conflict(self.url, name, there, manifest.digest)
+                found = self.committed(name)
+                if found != manifest.digest:
+                    raise conflict(self.url, name, found, manifest.digest)
             _sync(folder)
             _sync(self._root)
         return created

@@ -228,9 +228,9 @@ class Transfer:
             raise TierError(Kind.CORRUPT, f"local checkpoint: {self._folder / MANIFEST}: {error}") from None
 
     def _upload_all(self, manifest: Manifest) -> None:
-        mine = [packed for packed in manifest.shards if (self._folder / packed.file).exists()]
-        self.progress.bytes_total, self.progress.bytes_done = sum(packed.size_bytes for packed in mine), 0
-        for packed in mine:
+        local_shards = [packed for packed in manifest.shards if (self._folder / packed.file).exists()]
+        self.progress.bytes_total, self.progress.bytes_done = sum(packed.size_bytes for packed in local_shards), 0
+        for packed in local_shards:
             self._upload(self._unpacked(packed))
 
     def _upload(self, shard: Shard) -> None:

@@ -161,16 +161,16 @@ class Uploader:
 
     def _run(self) -> None:
         while (saved := self._awaited()) is not None:
-            told: dict[str, Any] = {}
+            report: dict[str, Any] = {}
             try:
                 with held(Path(saved.path)):
-                    self._listen(saved, told)
+                    self._listen(saved, report)
             except FileNotFoundError:
-                told = {"ended": Kind.LOST.value, "error": f"{saved.path}: was removed before it was uploaded"}
+                report = {"ended": Kind.LOST.value, "error": f"{saved.path}: was removed before it was uploaded"}
             except OSError as error:
                 reason = f"the process that uploads cannot be started ({error.strerror})"
-                told = {"ended": Kind.UNUSABLE.value, "error": reason}
-            self._conclude(saved, told)
+                report = {"ended": Kind.UNUSABLE.value, "error": reason}
+            self._conclude(saved, report)
 
     def _awaited(self) -> SavedCheckpoint | None:
         """The next checkpoint, once it is its time; None: closed, and the last child has ended."""
@@ -194,7 +194,7 @@ class Uploader:
             times_s.append(_LOOK_EVERY_S)
         return max(0.0, min(times_s)) if times_s else None
 
-    def _listen(self, saved: SavedCheckpoint, told: dict[str, Any]) -> None:
+    def _listen(self, saved: SavedCheckpoint, report: dict[str, Any]) -> None:
         """Run one child to its end, or until it is not wanted or moves nothing any more."""
         order = UploadOrder(remote=self._remote, job=self._job, path=saved.path, digest=saved.manifest_digest)
         child = subprocess.Popen(
@@ -214,7 +214,7 @@ class Uploader:
                 return
             with contextlib.suppress(BrokenPipeError):
                 _pipe(child.stdin).write(order_line(order, self._gate))
-            self._follow(_pipe(child.stdout), told)
+            self._follow(_pipe(child.stdout), report)
         finally:
             child.kill()
             _pipe(child.stdin).close()
@@ -222,11 +222,11 @@ class Uploader:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_DIES_WITHIN_S)
             with self._changed:
-                told["returncode"] = child.returncode
+                report["returncode"] = child.returncode
                 if child.returncode is not None:
                     self._child = None
 
-    def _follow(self, pipe: IO[bytes], told: dict[str, Any]) -> None:
+    def _follow(self, pipe: IO[bytes], report: dict[str, Any]) -> None:
         unread = b""
         moved: object = None
         moved_at_s = boottime_s()
@@ -243,33 +243,35 @@ class Uploader:
                     return
                 *lines, unread = (unread + content)[-_MAX_LINE:].split(b"\n")
                 for line in lines:
-                    self._hear(line, told)
+                    self._read_line(line, report)
             now_s = boottime_s()
-            if moved != (seen := told.get("moved")) or told.get("resting"):
+            if moved != (seen := report.get("moved")) or report.get("resting"):
                 moved, moved_at_s = seen, now_s
             if now_s - moved_at_s >= self._stall_s:
-                told.update(ended=Kind.STALLED.value, error=f"{self._remote.url}: no progress for {self._stall_s:g} s")
+                report.update(
+                    ended=Kind.STALLED.value, error=f"{self._remote.url}: no progress for {self._stall_s:g} s"
+                )
                 return
 
-    def _hear(self, line: bytes, told: dict[str, Any]) -> None:
+    def _read_line(self, line: bytes, report: dict[str, Any]) -> None:
         try:
             document = json.loads(line)
         except ValueError:
             document = None
         if not isinstance(document, dict) or "bytes_total" not in document:  # what a library printed, or a traceback
-            told["last_words"] = clean_text(line.decode("utf-8", "replace"), _MAX_TEXT)
+            report["last_words"] = clean_text(line.decode("utf-8", "replace"), _MAX_TEXT)
             return
-        before = told.copy()
-        told.update(document)
+        before = report.copy()
+        report.update(document)
         with self._changed:
-            self._backing_off = bool(told["backing_off"])
+            self._backing_off = bool(report["backing_off"])
             self._status = replace(
                 self._status,
-                bytes_total=told["bytes_total"],
-                bytes_done=told["bytes_done"],
-                bytes_sent=self._status.bytes_sent + told["bytes_sent"] - before.get("bytes_sent", 0),
-                retries=_added(self._status.retries, told["retries"], before.get("retries", {})),
-                **self._troubled(told["trouble"] or self._status.error),
+                bytes_total=report["bytes_total"],
+                bytes_done=report["bytes_done"],
+                bytes_sent=self._status.bytes_sent + report["bytes_sent"] - before.get("bytes_sent", 0),
+                retries=_added(self._status.retries, report["retries"], before.get("retries", {})),
+                **self._troubled(report["trouble"] or self._status.error),
             )
 
     def _troubled(self, error: str, *, again: bool = False) -> dict[str, Any]:
@@ -277,11 +279,11 @@ class Uploader:
         since_s = None if again else self._status.error_since_s
         return {"error": error, "error_since_s": (since_s or boottime_s()) if error else None}
 
-    def _conclude(self, saved: SavedCheckpoint, told: dict[str, Any]) -> None:
+    def _conclude(self, saved: SavedCheckpoint, report: dict[str, Any]) -> None:
         """Remember how it ended, and when to try again what did not work."""
-        committed = bool(told.get("committed"))
-        ended = str(told.get("ended", ""))
-        error = str(told.get("error", ""))
+        committed = bool(report.get("committed"))
+        ended = str(report.get("ended", ""))
+        error = str(report.get("error", ""))
         rest_s = 0.0
         with self._changed:
             self._busy = self._backing_off = False
@@ -294,7 +296,7 @@ class Uploader:
                 )
             elif not ended and not self._called_off:
                 ended = Kind.UNUSABLE.value
-                error = str(told.get("last_words") or f"the process that uploads {_end(told.get('returncode'))}")
+                error = str(report.get("last_words") or f"the process that uploads {_end(report.get('returncode'))}")
             if (committed or ended in _DONE_WITH) and self._next is saved:
                 self._next = None
             if error:

@@ -24,7 +24,7 @@ from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOr
 _NICE: Final = 19
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
 _IDLE: Final = 3 << 13  # IOPRIO_CLASS_IDLE, linux/ioprio.h
-_TELL_EVERY_S: Final = 1.0
+_REPORT_EVERY_S: Final = 1.0
 MAX_ORDER_BYTES: Final = 64 << 10
 
 
@@ -57,16 +57,16 @@ def main() -> int:
     worker = Thread(target=work, name="powerguard-transfer", daemon=True)
     worker.start()
     parent = os.getppid()
-    while not ended.wait(_TELL_EVERY_S):
+    while not ended.wait(_REPORT_EVERY_S):
         # The parent's end may be open in its own children after it died: the parent's id shows that, too.
-        if os.getppid() != parent or select.select([sys.stdin], [], [], 0)[0] or not _tell(_told(progress, gate)):
+        if os.getppid() != parent or select.select([sys.stdin], [], [], 0)[0] or not _send(_report(progress, gate)):
             os._exit(1)  # threads that hang in a mount are not waited for
-    worker.join(_TELL_EVERY_S)  # a bug's last words come before ours
-    _tell(_told(progress, gate) | verdict)
+    worker.join(_REPORT_EVERY_S)  # a bug's last words come before ours
+    _send(_report(progress, gate) | verdict)
     os._exit(0)
 
 
-def _told(progress: Progress, gate: Gate) -> dict[str, Any]:
+def _report(progress: Progress, gate: Gate) -> dict[str, Any]:
     return {
         "moved": progress.moved,
         "committed": progress.committed,
@@ -80,7 +80,7 @@ def _told(progress: Progress, gate: Gate) -> dict[str, Any]:
     }
 
 
-def _tell(document: dict[str, Any]) -> bool:
+def _send(document: dict[str, Any]) -> bool:
     try:
         sys.stdout.write(json.dumps(document) + "\n")
         sys.stdout.flush()

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import torch
 
-from powerguard.trainer.store.items import Arranged, Item
+from powerguard.trainer.store.items import Item, PlannedItems
 from powerguard.trainer.store.manifest import ALIGN, Layout, StoreError
 from powerguard.trainer.store.shards import laid_out
 from powerguard.trainer.torch.device import Device, DeviceError, Mark, Tensor
@@ -35,7 +35,7 @@ _JOINED: Final = {torch.float32, torch.float64, torch.float16, torch.bfloat16, t
 
 _log = logging.getLogger("powerguard.trainer")
 
-Tell = Callable[[int], None]
+ReportCopied = Callable[[int], None]
 """Called with how many bytes of the snapshot, from its beginning, have arrived."""
 
 _PLAIN, _SMALL_ON_HOST, _SMALL, _LARGE, _LATE = range(5)
@@ -118,15 +118,15 @@ class Flight:
         """Refuse the copy if this tensor is changed before it is held up."""
         self._watched.append((name, tensor, tensor._version))  # noqa: SLF001 - torch has no public name for it
 
-    def wait(self, end: int, tell: Tell | None = None) -> None:
+    def wait(self, end: int, report_copied: ReportCopied | None = None) -> None:
         """Wait until all bytes up to `end` are there. Raises what the device met."""
         for reached, mark in self._marks[self._reached :]:
             if self._arrived >= end:
                 return
             self._device.wait(mark)
             self.arrived()
-            if tell is not None:
-                tell(reached)
+            if report_copied is not None:
+                report_copied(reached)
 
     def arrived(self) -> int:
         """How many bytes have arrived, from the beginning of the snapshot. Raises what the device met; ChangedError."""
@@ -198,7 +198,7 @@ class Copier:
         """Of each GPU, whether it has room for a copy of what lies there."""
         self._structure: Sequence[Any] = ()
         self._order: list[int] = []
-        self._plan = Arranged((), Layout((), 0), [])
+        self._plan = PlannedItems((), Layout((), 0), [])
         self.how = ""
         for each in optimizers:
             if isinstance(each, torch.optim.Optimizer):
@@ -212,7 +212,9 @@ class Copier:
 
     # --- In the training thread, at a step boundary ------------------------------------------------------------------
 
-    def begin(self, items: Arranged, memory: memoryview, tell: Tell, *, late: bool) -> Flight | None:
+    def begin(
+        self, items: PlannedItems, memory: memoryview, report_copied: ReportCopied, *, late: bool
+    ) -> Flight | None:
         """Copy into the snapshot. What is returned may still be on its way; None: all is there.
 
         late: training may go on before. Raises what the device meets; `land` before the memory is used again.
@@ -226,7 +228,7 @@ class Copier:
         self.how = ""
         self._is_beginning = True
         with torch.no_grad():
-            _copy_on_host(items, memory, host, tell)
+            _copy_on_host(items, memory, host, report_copied)
             parts = [part for run in runs for part in self._parts(items, run, theirs, host, clone=is_late)]
         for where in dict.fromkeys(run.where for run in runs):
             self._device.follow(where)
@@ -234,16 +236,18 @@ class Copier:
         if parts and is_registered:
             flight = self._sent(parts, host, items.layout.size_bytes)
             at_once = max((part.end for part in parts if not part.late), default=0)
-            flight.wait(at_once if is_late else items.layout.size_bytes, tell)
+            flight.wait(at_once if is_late else items.layout.size_bytes, report_copied)
             self._late.append(flight)
-            self.how = self._told(is_late=is_late, at_once=at_once, end=parts[-1].end)
+            self.how = self._describe_copy(is_late=is_late, at_once=at_once, end=parts[-1].end)
         elif parts:
             self.how = f"at once, through buffers: {self._unregistered}"
-            self._through_buffers(parts, host, tell)
+            self._through_buffers(parts, host, report_copied)
         self._is_beginning = False
         return flight
 
-    def _parts(self, items: Arranged, run: Run, theirs: set[_Memory], host: Tensor, *, clone: bool) -> Iterator[Part]:
+    def _parts(
+        self, items: PlannedItems, run: Run, theirs: set[_Memory], host: Tensor, *, clone: bool
+    ) -> Iterator[Part]:
         """What there is to send of a run: small tensors joined, large ones as they lie, or as a copy on the GPU.
 
         Where one lies in no single piece, and the GPU has no room to put it in order, it is copied here and now.
@@ -295,7 +299,7 @@ class Copier:
             flight.begin(end, [(source, host[start:stop]) for start, stop, source in batch])
         return flight
 
-    def _through_buffers(self, parts: Sequence[Part], host: Tensor, tell: Tell) -> None:
+    def _through_buffers(self, parts: Sequence[Part], host: Tensor, report_copied: ReportCopied) -> None:
         """Copy through two pinned buffers in turn: one is filled by the GPU while the other is emptied.
 
         A GPU copies into ordinary memory at a fraction of the bus. An H100 copied 20 GB/s this way with 8 or more torch
@@ -308,7 +312,7 @@ class Copier:
             self.how = f"at once, without buffers: {why}"
             for part in parts:
                 host[part.start : part.end].copy_(part.source)
-                tell(part.end)
+                report_copied(part.end)
             return
 
         def finish(batch: Sequence[tuple[int, int, Tensor]], filled: Tensor, mark: Mark) -> None:
@@ -316,7 +320,7 @@ class Copier:
             for start, end, _ in batch:
                 at = start % self._sizes.bounce
                 host[start:end].copy_(filled[at : at + end - start])
-            tell(batch[-1][1])
+            report_copied(batch[-1][1])
 
         under_way = None
         for turn, batch in enumerate(_batches(parts, self._sizes.bounce)):
@@ -364,7 +368,7 @@ class Copier:
             self._no_overlap = reason
             _log.warning("training waits for each copy from now on: %s", reason)
 
-    def _may_clone(self, items: Arranged, where: Any) -> bool:  # noqa: ANN401
+    def _may_clone(self, items: PlannedItems, where: Any) -> bool:  # noqa: ANN401
         """Whether a copy of all fits into what training has never used; found out once, before the first one."""
         if where not in self._has_room:
             need = sum(run.end - run.start for run in items.runs if run.where == where)
@@ -374,7 +378,7 @@ class Copier:
                 _log.warning("training waits for each copy: %s", self._no_overlap)
         return self._has_room[where]
 
-    def _told(self, *, is_late: bool, at_once: int, end: int) -> str:
+    def _describe_copy(self, *, is_late: bool, at_once: int, end: int) -> str:
         if not is_late or at_once == end:
             return f"at once ({self._no_overlap})" if self._no_overlap else "at once"
         return f"while training went on, {at_once} bytes of it at once" if at_once else "while training went on"
@@ -445,7 +449,7 @@ class Copier:
 
     # --- The plan ----------------------------------------------------------------------------------------------------
 
-    def arranged(self, items: Sequence[Item], structure: Sequence[Any] = ()) -> Arranged:
+    def arranged(self, items: Sequence[Item], structure: Sequence[Any] = ()) -> PlannedItems:
         """Put items in the order in which they are copied.
 
         structure: equal to the last one where only the contents differ, and the plan is still right; one of a single
@@ -457,14 +461,14 @@ class Copier:
             places = [self._place(item, theirs) for item in items]
             self._order = sorted(range(len(items)), key=lambda number: places[number][:3])
             layout = laid_out([items[number] for number in self._order])
-            self._plan = Arranged((), layout, [])
+            self._plan = PlannedItems((), layout, [])
             for place, group in groupby(range(len(items)), key=lambda at: places[self._order[at]]):
                 numbers = list(group)
                 joined = self._sizes.joined if place[0] == _SMALL else self._sizes.joined_on_host
                 self._plan.runs += _runs(place, numbers[0], numbers[-1] + 1, layout, joined)
             self._structure = structure
             self._where = next((run.where for run in self._plan.runs if run.where is not None), self._where)
-        return Arranged((items[number] for number in self._order), self._plan.layout, self._plan.runs)
+        return PlannedItems((items[number] for number in self._order), self._plan.layout, self._plan.runs)
 
     def _theirs(self) -> set[_Memory]:
         """Where the parameters and moments of the optimizers lie: nothing else changes these."""
@@ -515,7 +519,7 @@ def _aligned(offset: int) -> int:
     return offset + -offset % ALIGN
 
 
-def _join(items: Arranged, run: Run, target: Tensor) -> None:
+def _join(items: PlannedItems, run: Run, target: Tensor) -> None:
     """Copy small tensors of one dtype into flat bytes, as they lie in the snapshot, with zeros in between."""
     tensors = [item.tensor for item in items[run.first : run.last]]
     kind = tensors[0].dtype if tensors[0].dtype in _JOINED else torch.uint8
@@ -533,20 +537,20 @@ def _join(items: Arranged, run: Run, target: Tensor) -> None:
     torch.cat(parts, out=target.view(kind))
 
 
-def _copy_on_host(items: Arranged, memory: memoryview, host: Tensor, tell: Tell) -> None:
+def _copy_on_host(items: PlannedItems, memory: memoryview, host: Tensor, report_copied: ReportCopied) -> None:
     """Copy what lies in host memory, and clear the gaps between all items."""
     for run in items.runs:
         if run.joined:
             if run.where is None:
                 _join(items, run, host[run.start : run.end])
-                tell(run.end)
+                report_copied(run.end)
             memory[run.end : run.end + -run.end % ALIGN] = bytes(-run.end % ALIGN)
             continue
         for item, entry in zip(items[run.first : run.last], items.layout.items[run.first : run.last], strict=True):
             end = entry.offset + entry.size_bytes
             if run.where is None:
                 item.copy_to(memory[entry.offset : end])
-                tell(end)
+                report_copied(end)
             memory[end : end + -end % ALIGN] = bytes(-end % ALIGN)
 
 

@@ -47,8 +47,8 @@ class ResumableSampler(Sampler):
         if self._shuffle:
             drawn = torch.Generator("cpu").manual_seed(self.epoch_seed)
             order = torch.randperm(self._size, generator=drawn, device="cpu")
-        mine = order[self._rank : len(self) * self._ranks : self._ranks]
-        return iter(mine[self.position :].tolist())
+        indices = order[self._rank : len(self) * self._ranks : self._ranks]
+        return iter(indices[self.position :].tolist())
 
     def advance(self, samples: int, *, drop_last: int = 0) -> None:
         """Count what training was given. drop_last: samples at the end of an epoch that are not used."""
@@ -70,10 +70,10 @@ class ResumableSampler(Sampler):
 
     def check(self, state: Mapping[str, int | bool]) -> None:
         """Raise ValueError if this is a place in another order, or in other data."""
-        for key, mine in self.state_dict().items():
-            if key not in ("epoch", "position") and state.get(key) != mine:
+        for key, current in self.state_dict().items():
+            if key not in ("epoch", "position") and state.get(key) != current:
                 was = state.get(key)
-                msg = f"the checkpoint's sampler had {key}={was}, this one has {mine}: not the same data{_FIX}"
+                msg = f"the checkpoint's sampler had {key}={was}, this one has {current}: not the same data{_FIX}"
                 raise ValueError(msg)
 
     def load_state_dict(self, state: Mapping[str, int | bool]) -> None:

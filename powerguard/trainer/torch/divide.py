@@ -33,14 +33,14 @@ class Division:
         self._device = torch.device("cuda" if is_on_gpu else "cpu")
         self._structure: Sequence[Any] = ()
         self._mine: list[int] = []
-        self._told = ""
+        self._plan = ""
 
     def check_alike(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Raise StateError, on every rank, unless all hold the same, by the sums of their bytes. A collective."""
         seen = sha256(b"".join(mark_of(name, tensor) for name, tensor in tensors))
-        told: list[Any] = [None] * self._ranks
-        dist.all_gather_object(told, seen.hexdigest())
-        if len(set(told)) != 1:
+        digests: list[Any] = [None] * self._ranks
+        dist.all_gather_object(digests, seen.hexdigest())
+        if len(set(digests)) != 1:
             msg = "divide=True: the ranks hold different parameters (make the state after DDP has wrapped the model)"
             raise StateError(msg)
 
@@ -55,7 +55,7 @@ class Division:
             self._structure = ()  # until it is divided: as in `Copier.arranged`
             self._divide(items, alike())
             self._structure = structure
-        return [items[number] for number in self._mine], self._told
+        return [items[number] for number in self._mine], self._plan
 
     def _divide(self, items: Sequence[Item], alike: Sequence[Callable[[str], bool]]) -> None:
         loads = [0] * self._ranks
@@ -67,22 +67,22 @@ class Division:
             loads[owner] += item.size_bytes
             owners[item.name] = owner
         self._mine = [at for at, item in enumerate(items) if owners.get(item.name, self._rank) == self._rank]
-        told = [[item.name, owners[item.name], item.dtype, list(item.shape), item.size_bytes] for item in divided]
-        self._told = json.dumps({"ranks": self._ranks, "items": told}, separators=(",", ":"))
+        entries = [[item.name, owners[item.name], item.dtype, list(item.shape), item.size_bytes] for item in divided]
+        self._plan = json.dumps({"ranks": self._ranks, "items": entries}, separators=(",", ":"))
 
-    def complete(self, items: Mapping[str, Loaded], told: Json) -> Mapping[str, Loaded]:
+    def complete(self, items: Mapping[str, Loaded], plan: Json) -> Mapping[str, Loaded]:
         """All items, those of the other ranks too. A collective: each rank sends its share to all."""
-        if told["ranks"] != self._ranks:
-            msg = f"the checkpoint is divided among {told['ranks']} ranks, here are {self._ranks}"
+        if plan["ranks"] != self._ranks:
+            msg = f"the checkpoint is divided among {plan['ranks']} ranks, here are {self._ranks}"
             raise StateError(msg)
         whole = dict(items)
-        for name, owner, dtype, shape, size_bytes in told["items"]:
+        for name, owner, dtype, shape, size_bytes in plan["items"]:
             memory = bytearray(items[name].data) if owner == self._rank else bytearray(size_bytes)
-            self._tell(torch.frombuffer(memory, dtype=torch.uint8), owner)
+            self._broadcast(torch.frombuffer(memory, dtype=torch.uint8), owner)
             whole[name] = Loaded(name, dtype, tuple(shape), memoryview(memory))
         return whole
 
-    def _tell(self, buffer: Tensor, owner: int) -> None:
+    def _broadcast(self, buffer: Tensor, owner: int) -> None:
         for start in range(0, buffer.numel(), _PIECE_BYTES):
             piece = buffer[start : start + _PIECE_BYTES]
             moved = piece.to(self._device)

@@ -55,7 +55,7 @@ Module = Any
 Optimizer = Any
 """Those of torch."""
 
-_TOLD: Final = 5
+_MAX_NAMED: Final = 5
 _MANY: Final = 1000
 _UNUSED: Final = 2
 """States of a training that has begun: the first one may be taken before its first sample."""
@@ -186,8 +186,8 @@ class TorchState:
         items, structure = packer.items, packer.structure
         self._refuse_unkept(items, named)
         if self._division is not None:
-            items, told = self._division.share(items, structure, self._alike)
-            index["divided"] = packer.stand_in(told)
+            items, plan = self._division.share(items, structure, self._alike)
+            index["divided"] = packer.stand_in(plan)
         text = packer.text(index).encode()
         text += b" " * (-len(text) % _INDEX_BYTES)
         return self.copier.arranged([Buffer(INDEX, text, JSON, ()), *items], [len(text), *structure])
@@ -218,8 +218,8 @@ class TorchState:
                     msg = f"{name}: the checkpoint does not hold together ({type(error).__name__}: {error})"
                     raise StateError(msg) from error
         if slips:
-            more = f"; and {len(slips) - _TOLD} more" if len(slips) > _TOLD else ""
-            msg = f"the checkpoint does not fit this training: {'; '.join(slips[:_TOLD])}{more}"
+            more = f"; and {len(slips) - _MAX_NAMED} more" if len(slips) > _MAX_NAMED else ""
+            msg = f"the checkpoint does not fit this training: {'; '.join(slips[:_MAX_NAMED])}{more}"
             raise StateError(msg)
         self._warn_of_unfrozen(index.get("frozen"))
         self.copier.before_update()
@@ -247,9 +247,9 @@ class TorchState:
 
     def _other_kinds(self, kinds: Mapping[str, Json]) -> Iterable[str]:
         """Name each optimizer and schedule of another class: most would be loaded, and fail at the next step."""
-        for name, mine in self._kinds.items():
-            if (kept := kinds.get(name, mine)) != mine:
-                yield f"{name} is {kept} in the checkpoint, {mine} here (make it with {kept})"
+        for name, current in self._kinds.items():
+            if (kept := kinds.get(name, current)) != current:
+                yield f"{name} is {kept} in the checkpoint, {current} here (make it with {kept})"
 
     def _orders(self, named: _Named) -> dict[str, str]:
         """Say in which order each optimizer has the model's parameters: a digest of their names.
@@ -260,8 +260,8 @@ class TorchState:
         orders = {}
         for name, component in self._components.items():
             if isinstance(component, _Optimizer):
-                told = "\n".join(names.get(id(param), "") for param in component.params())
-                orders[name] = sha256(told.encode()).hexdigest()[:16]
+                order = "\n".join(names.get(id(param), "") for param in component.params())
+                orders[name] = sha256(order.encode()).hexdigest()[:16]
         return orders
 
     def _warn_of_unfrozen(self, kept: Json) -> None:
@@ -291,8 +291,8 @@ class TorchState:
         self._was_whole = self._was_whole or any(each.has_state for each in optimizers.values())
 
     def _other_orders(self, orders: Mapping[str, Json]) -> Iterable[str]:
-        for name, mine in self._orders(list(self._named_parameters())).items():
-            if orders.get(name, mine) != mine:
+        for name, current in self._orders(list(self._named_parameters())).items():
+            if orders.get(name, current) != current:
                 yield f"{name} had other parameters of the model, or another order (sort them by name, if it is a set)"
 
     def _named_parameters(self) -> Iterable[tuple[str, Tensor]]:
@@ -564,16 +564,16 @@ class _Module:
         in_place = self._in_place(here)
         frozen = set() if self._frozen is None else self._frozen.names()
         rest = {}
-        for key, mine in here.items():
+        for key, value in here.items():
             if _bare(key) not in there:
                 continue  # frozen
             part = there[_bare(key)]
-            if key in in_place and not _misfit(key, mine, part, source):
+            if key in in_place and not _misfit(key, value, part, source):
                 # One that is written over counts as changed, and is kept from then on: not if it has these bytes.
-                if _bare(key) not in frozen or not holds(local(mine), source.loaded(part)):
-                    source.put(part, local(mine))
+                if _bare(key) not in frozen or not holds(local(value), source.loaded(part)):
+                    source.put(part, local(value))
             else:
-                rest[key] = _spread(source.unpack(f"{name}/{key}", part), mine)
+                rest[key] = _spread(source.unpack(f"{name}/{key}", part), value)
         if rest and (unknown := self._load_rest(rest, here)):
             _log.warning(
                 "%s: its state_dict() has keys that its load_state_dict() leaves out: %d (%s ...)",
@@ -639,16 +639,16 @@ def _misfit(name: str, here: Tensor, node: Json, source: Unpacker) -> list[str]:
     if is_freed(local(here)):
         return [f"{name} has no memory here: it was freed (gather it before restore())"]
     loaded = source.loaded(node)
-    mine = (str(here.dtype).removeprefix("torch."), tuple(local(here).shape), layout_of(here))
+    current = (str(here.dtype).removeprefix("torch."), tuple(local(here).shape), layout_of(here))
     kept = (loaded.dtype, tuple(loaded.shape), node.get("sharded"))
-    if mine != kept:
-        return [f"{name} is {_told(kept)} in the checkpoint, {_told(mine)} here"]
+    if current != kept:
+        return [f"{name} is {_describe(kept)} in the checkpoint, {_describe(current)} here"]
     if has_other_rows(local(here), loaded):
         return [f"{name} repeats one row here (expand), and its rows differ in the checkpoint (clone() it before)"]
     return []
 
 
-def _told(kind: tuple[str, tuple[int, ...], Mapping[str, Json] | None]) -> str:
+def _describe(kind: tuple[str, tuple[int, ...], Mapping[str, Json] | None]) -> str:
     dtype, shape, layout = kind
     return f"{dtype}{list(shape)}" + ("" if layout is None else f" of {layout['shape']} on a mesh of {layout['mesh']}")
 
@@ -695,8 +695,8 @@ class _Optimizer:
         for param, parts in self._pairs(source.pairs(node["state"]), node["param_groups"]):
             for key, part in parts.items():
                 if isinstance(part, dict) and part.get("sharded") not in (None, layout_of(param)):
-                    kept, mine = part["sharded"], layout_of(param)
-                    slips.append(f"{name}: {key} was spread as {kept}, its parameter is spread as {mine}")
+                    kept, current = part["sharded"], layout_of(param)
+                    slips.append(f"{name}: {key} was spread as {kept}, its parameter is spread as {current}")
         return slips
 
     def _lost_options(self, name: str, groups: Sequence[Mapping[str, Json]]) -> Iterable[str]:
@@ -738,11 +738,11 @@ class _Optimizer:
         """
         filled = []
         for at, (here, there) in enumerate(zip(self._optimizer.param_groups, groups, strict=True)):
-            for key, mine in here.items():
-                if isinstance(mine, torch.Tensor) and not _misfit(key, mine, there.get(key), source):
-                    source.fill(there[key], mine)
-                    if source.unpack(key, there[key]) is mine:
-                        filled.append((at, key, mine))
+            for key, value in here.items():
+                if isinstance(value, torch.Tensor) and not _misfit(key, value, there.get(key), source):
+                    source.fill(there[key], value)
+                    if source.unpack(key, there[key]) is value:
+                        filled.append((at, key, value))
         return filled
 
     def _pairs(self, state: Mapping[int, Any], groups: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
@@ -860,8 +860,8 @@ class _Plain(_OwnEach):
 
     def check(self, name: str, node: Json, _source: Unpacker) -> list[str]:
         kept = "list" if isinstance(node, list) else "dict"
-        mine = "dict" if isinstance(self._thing, Mapping) else "list"
-        return [] if kept == mine else [f"{name} is a {kept} in the checkpoint, a {mine} here"]
+        current = "dict" if isinstance(self._thing, Mapping) else "list"
+        return [] if kept == current else [f"{name} is a {kept} in the checkpoint, a {current} here"]
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         _fill_alike(self._thing, node, source)
@@ -873,10 +873,10 @@ def _put_into(here: Value, kept: Value, filled: set[int]) -> None:
     filled.add(id(here))
     within = dict(here) if isinstance(here, Mapping) else dict(enumerate(here))
     for key in list(kept) if isinstance(kept, Mapping) else range(len(kept)):
-        mine = within.get(key)
-        if type(mine) is type(kept[key]) in (dict, OrderedDict, Counter, list) and id(mine) not in filled:
-            _put_into(mine, kept[key], filled)
-            kept[key] = mine
+        value = within.get(key)
+        if type(value) is type(kept[key]) in (dict, OrderedDict, Counter, list) and id(value) not in filled:
+            _put_into(value, kept[key], filled)
+            kept[key] = value
     if isinstance(here, MutableMapping):
         here.clear()
         here.update(kept)

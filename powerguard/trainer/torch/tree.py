@@ -369,8 +369,8 @@ def flat(tensor: Tensor) -> Tensor:
 
 def mark_of(name: str, tensor: Tensor) -> bytes:
     """Return a line for a digest of several tensors: the name, what it is, and the sum of its bytes."""
-    mine = local(tensor.detach())
-    total = int(flat(mine).view(torch.uint8).sum(dtype=torch.int64)) if mine.numel() else 0
+    part = local(tensor.detach())
+    total = int(flat(part).view(torch.uint8).sum(dtype=torch.int64)) if part.numel() else 0
     return f"{name} {tensor.dtype} {tuple(tensor.shape)} {total}\n".encode()
 
 

@@ -15,7 +15,7 @@ from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import PORT, Flag, NisError, Reply, Status, parse_status, request
-from powerguard.ups.base import LOOPBACK, Bell, Notices, Publish, Resolver
+from powerguard.ups.base import LOOPBACK, Notices, PollTrigger, Publish, Resolver
 from powerguard.ups.profiles import text_values
 from powerguard.ups.profiles.decode import Draft
 from powerguard.ups.profiles.vocabulary import State
@@ -256,8 +256,8 @@ class News:
         if before_s is not None:
             earliest_s = max(earliest_s, before_s + _STEP_S)
         # With drivers that the UPS notifies (USB), they change the flags between two readings, and leave DATE as it is.
-        told_s = earliest_s if same else answered_s - max(0.0, age_s or 0.0)
-        self.at_s = min(max(told_s, earliest_s), max(answered_s, earliest_s))
+        reported_s = earliest_s if same else answered_s - max(0.0, age_s or 0.0)
+        self.at_s = min(max(reported_s, earliest_s), max(answered_s, earliest_s))
         if before_s is not None and was_calm and self._calm and not same:
             self.every_s = min(self.at_s - before_s, _LONGEST_EVERY_S)
         if before_s is not None and flags & were & Flag.ONBATT and not same:
@@ -291,7 +291,7 @@ class ApcupsdSource:
         self._clock = clock
         self._jitter = jitter
         self._client = NisClient(options)
-        self._bell = Bell(clock)
+        self._bell = PollTrigger(clock)
         self._news = News()
         self._reading: Reading | None = None
         self._misses = 0

@@ -301,7 +301,7 @@ class NutControl:
     async def get(self, name: str) -> str | None:
         """Return one variable; None where the UPS has it not."""
         match await self._ask("GET", "VAR", self._ups, name):
-            case Line(("VAR", _, told, value)) if told == name:
+            case Line(("VAR", _, echoed, value)) if echoed == name:
                 return value
             case Err("VAR-NOT-SUPPORTED"):
                 return None

@@ -77,9 +77,9 @@ class Login:
             self._at_s = self._clock() + _NOT_NOW_S
             self._breaks += 1
             if self._breaks >= _MOST_BREAKS:
-                how = "is not answered" if isinstance(error, LateError) else "ends the connection"
+                fault = "is not answered" if isinstance(error, LateError) else "ends the connection"
                 self.delayed = (
-                    f"the login {how}, and is tried again in {_AFTER_BREAKS_S:g} s only: readings come first, and a "
+                    f"the login {fault}, and is tried again in {_AFTER_BREAKS_S:g} s only: readings come first, and a "
                     "primary does not wait for this host (do upsd's host access checks wait for the name service?)"
                 )
         else:
@@ -262,9 +262,9 @@ class NutSource:
             grid_s = self._clock()
             while True:
                 self._began_s = self._clock()
-                asked, self._asked = self._asked, False
+                whole, self._asked = self._asked, False
                 self._woken.clear()
-                await self._poll_and_publish(publish, whole=asked)
+                await self._poll_and_publish(publish, whole=whole)
                 now_s = self._clock()
                 if now_s >= grid_s:  # a poll that came early does not put off the next one in turn
                     grid_s += ((now_s - grid_s) // self._options.poll_s + 1) * self._options.poll_s
@@ -325,10 +325,10 @@ class NutSource:
     async def _clients(self, link: Link) -> frozenset[str]:
         """Return the addresses that are logged in for this UPS; empty where upsd does not say."""
         try:
-            (told,) = await link.ask(encode("LIST", "CLIENT", self._options.name), limit_s=self._limit_s)
+            (answer,) = await link.ask(encode("LIST", "CLIENT", self._options.name), limit_s=self._limit_s)
         except LateError:
             return frozenset()
-        return frozenset(row[0] for row in told.rows if row) if isinstance(told, Table) else frozenset()
+        return frozenset(row[0] for row in answer.rows if row) if isinstance(answer, Table) else frozenset()
 
     # --- One poll -----------------------------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class NutSource:
         plain_until_s = self._plain_until_s
         try:
             link = await self._connected()
-            told = await self._poll(link, whole=whole)
+            decoded = await self._poll(link, whole=whole)
         except LateError:
             self._late = True
             self._miss(publish, f"{self._where} is too slow: no whole answer in {self._limit_s:g} s")
@@ -354,8 +354,8 @@ class NutSource:
             self._miss(publish, str(error))
         else:
             self._misses, self._is_lost = 0, False
-            if told is not None:
-                self._publish(publish, told)
+            if decoded is not None:
+                self._publish(publish, decoded)
             await self._log_in(link)
 
     def _put_off(self, refusal: str) -> None:
@@ -514,15 +514,15 @@ class NutSource:
         return self._understood()
 
     def _understood(self) -> DecodedVariables:
-        told = interpret(self._values)
-        for oddity in told.oddities:
+        decoded = interpret(self._values)
+        for oddity in decoded.oddities:
             self._notices.once("status_odd", f"{self._where}, {self._options.name}: {oddity}")
-        if told.alarm:
-            self._notices.once("ups_alarm", f"{self._where}, {self._options.name}: {told.alarm}")
-        for token in told.unknown:
+        if decoded.alarm:
+            self._notices.once("ups_alarm", f"{self._where}, {self._options.name}: {decoded.alarm}")
+        for token in decoded.unknown:
             because = f"{self._where}: ups.status has the unknown word {token!r}"
             self._notices.once("status_token_unknown", because, key=token)
-        return told
+        return decoded
 
     async def _get(self, link: Link, names: tuple[str, ...]) -> dict[str, str]:
         """Ask for variables; one that has gone in the meantime is left out."""
@@ -531,7 +531,7 @@ class NutSource:
         found: dict[str, str] = {}
         for name, answer in zip(names, answers, strict=True):
             match answer:
-                case Line(("VAR", told_ups, told_name, value)) if (told_ups, told_name) == (ups, name):
+                case Line(("VAR", echoed_ups, echoed_name, value)) if (echoed_ups, echoed_name) == (ups, name):
                     found[name] = value
                 case Err("VAR-NOT-SUPPORTED"):
                     pass
@@ -609,10 +609,10 @@ class NutSource:
 
     # --- Reports -------------------------------------------------------------------------------------------
 
-    def _publish(self, publish: Publish, told: DecodedVariables) -> None:
-        reading = self._reading(told)
+    def _publish(self, publish: Publish, decoded: DecodedVariables) -> None:
+        reading = self._reading(decoded)
         at_s = reading.at_s
-        for rejected in told.draft.rejected:
+        for rejected in decoded.draft.rejected:
             key = f"{rejected.field} {rejected.oid}"  # a value that is wrong in a new way each second is reported once
             self._notices.once("value_rejected", f"{rejected.oid}: {rejected.why}", key=key, field=rejected.field)
         self._on_battery = reading.output_source is OutputSource.BATTERY
@@ -621,10 +621,10 @@ class NutSource:
         self._whole_at_s -= self._options.poll_s / 2  # the poll that is nearest
         publish(reading)
 
-    def _reading(self, told: DecodedVariables) -> Reading:
+    def _reading(self, decoded: DecodedVariables) -> Reading:
         link = self._link
         authenticated = link is not None and link.is_verified and not self._forgeable
-        return told.reading(at_s=self._clock(), ups=self._ups, source=self.name, authenticated=authenticated)
+        return decoded.reading(at_s=self._clock(), ups=self._ups, source=self.name, authenticated=authenticated)
 
     def _miss(self, publish: Publish, reason: str) -> None:
         """Count and report a miss, unless the last report was just now."""

@@ -41,7 +41,7 @@ _KNOWN: Final = frozenset(_STATES) | {
     *("OL", "!OL", "OB", "HB", "CHRG", "DISCHRG", "OFF", "TRIM", "BOOST", "ECO", "FSD", "WAIT"),
 }
 _MOST_TOKENS: Final = 32
-NOT_TOLD: Final = "status_not_told"
+STATUS_UNREPORTED: Final = "status_not_told"
 """Alarm: upsd answers, and ups.status is empty, WAIT, or without a word that says where the output comes from."""
 
 # Drivers that read the UPS over a network, where its answers can be forged however well upsd's own are protected.
@@ -91,7 +91,7 @@ def interpret(variables: Mapping[str, str]) -> DecodedVariables:
     draft.provenance["output_source"] = STATUS
     _states(tokens, variables, draft)
     _input(volts, draft, oddities)
-    alarms = (NOT_TOLD,) if draft.output_source is OutputSource.UNKNOWN else ()
+    alarms = (STATUS_UNREPORTED,) if draft.output_source is OutputSource.UNKNOWN else ()
     return DecodedVariables(
         draft=draft,
         forced_shutdown="FSD" in tokens,
@@ -117,9 +117,9 @@ def _numbers(variables: Mapping[str, str], draft: Draft) -> None:
     if "watts" not in draft.numbers:
         lines = Draft()
         watts = [enter(lines, "watts", variables[name], name) for name in _WATTS_OF_LINES if name in variables]
-        told = [value for value in watts if value is not None]
-        if told and len(told) == len(watts):
-            enter(draft, "watts", f"{sum(told):.3f}", "output.L*.realpower")
+        reported = [value for value in watts if value is not None]
+        if reported and len(reported) == len(watts):
+            enter(draft, "watts", f"{sum(reported):.3f}", "output.L*.realpower")
     running = [name for name in _TIMERS if is_running(variables.get(name, ""))]
     for name in running:
         before_s = draft.numbers.get("output_off_in_s")
@@ -199,13 +199,13 @@ def _input(volts: list[float], draft: Draft, oddities: list[str]) -> None:
     Drivers renew the status every 2 s and the voltage every 30 (pollfreq), so on battery volts are not evidence, and
     off battery a missing voltage is from the last outage.
     """
-    there = is_input_there(volts)
+    is_present = is_input_there(volts)
     if draft.output_source is OutputSource.BATTERY:
-        draft.input_present = False if there is False else None
-    elif there is False:
+        draft.input_present = False if is_present is False else None
+    elif is_present is False:
         oddities.append("no voltage at the input, and not on battery: that voltage does not count")
     else:
-        draft.input_present = True if there or any(volt >= 80.0 for volt in volts) else None
+        draft.input_present = True if is_present or any(volt >= 80.0 for volt in volts) else None
     if draft.input_present is not None:
         draft.provenance["input_present"] = draft.provenance["input_v"]
 

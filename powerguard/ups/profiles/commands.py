@@ -40,19 +40,21 @@ class SetOrder:
             return ""
         if isinstance(answer, Missing):
             return f"{self.object} cannot be read back: {answer.value}"
-        told = answer.decode("utf-8", "replace")[:40] if isinstance(answer, bytes) else answer
+        reading = answer.decode("utf-8", "replace")[:40] if isinstance(answer, bytes) else answer
         if self.read_back == "exact" or self.seconds is None or not isinstance(answer, int):
-            return "" if told == self.raw else f"{self.object} was set to {self.raw} and reads {told}"
-        told_s = answer * self.unit_s
+            return "" if reading == self.raw else f"{self.object} was set to {self.raw} and reads {reading}"
+        reading_s = answer * self.unit_s
         if self.read_back == "rounded":
             return (
-                "" if told_s >= self.seconds else f"{self.object} was set to {self.seconds:g} s and reads {told_s:g} s"
+                ""
+                if reading_s >= self.seconds
+                else f"{self.object} was set to {self.seconds:g} s and reads {reading_s:g} s"
             )
-        if told_s <= 0:
+        if reading_s <= 0:
             return f"{self.object} was set to {self.seconds:g} s, and no countdown runs"
-        if self.seconds - since_s - _SLACK_S <= told_s <= self.seconds + self.unit_s:
+        if self.seconds - since_s - _SLACK_S <= reading_s <= self.seconds + self.unit_s:
             return ""
-        return f"{self.object} was set to {self.seconds:g} s and reads {told_s:g} s after {since_s:.0f} s"
+        return f"{self.object} was set to {self.seconds:g} s and reads {reading_s:g} s after {since_s:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,14 @@ class Switch:
         found = []
         for need in self.control.needs:
             if not need.holds(answers):
-                told = answers.get(need.oid)
-                found.append(f"{need.object} is {_shown(told)} and must be {' or '.join(map(str, need.is_))}")
+                answer = answers.get(need.oid)
+                found.append(f"{need.object} is {_shown(answer)} and must be {' or '.join(map(str, need.is_))}")
         for step in self.control.sets if today else ():
-            told = answers.get(self.place(step))
-            if step.standing and told != step.value:
-                found.append(f"{step.object} is {_shown(told)} and must be {step.value}: set it on the card, for good")
+            answer = answers.get(self.place(step))
+            if step.standing and answer != step.value:
+                found.append(
+                    f"{step.object} is {_shown(answer)} and must be {step.value}: set it on the card, for good"
+                )
         return found
 
     def orders(self, *, off_s: float = 0.0, on_s: float = 0.0) -> tuple[SetOrder, ...]:
@@ -132,7 +136,7 @@ class Switch:
 
         off_s: until the output goes off, never sooner. on_s: from then, or from utility's return, until it is back.
         """
-        asked = {"off_s": off_s, "on_s": on_s, "off_and_on_s": off_s + on_s}
+        delays = {"off_s": off_s, "on_s": on_s, "off_and_on_s": off_s + on_s}
         orders = []
         for step in self.control.sets:
             place = self.place(step)
@@ -141,7 +145,7 @@ class Switch:
                 orders.append(SetOrder(step.object, place, step.type, raw, step.read_back, 1.0))
                 continue
             unit_s = UNITS[step.unit or "s"][1]
-            seconds = _fitted(step, asked[step.delay], unit_s)
+            seconds = _fitted(step, delays[step.delay], unit_s)
             raw = round(seconds / unit_s)
             orders.append(SetOrder(step.object, place, step.type, raw, step.read_back, unit_s, seconds))
         return tuple(orders)
@@ -154,17 +158,17 @@ class Switch:
         found: dict[Oid, float] = {}
         for verb, control in self.profile.controls.items():
             step = control.sets[-1]
-            is_mine = verb not in OF_OUTLETS or bool(self.outlet)
-            if is_mine and step.read_back == "countdown" and step.delay in {"off_s", "on_s"} and step.unit is not None:
+            applies = verb not in OF_OUTLETS or bool(self.outlet)
+            if applies and step.read_back == "countdown" and step.delay in {"off_s", "on_s"} and step.unit is not None:
                 found[self.place(step)] = UNITS[step.unit][1]
         return found
 
     def standing_s(self, answers: Mapping[str, Answer]) -> float | None:
         """Return the seconds of the countdown that runs out first; None: none runs, or the device reports none."""
-        told = [(answers.get(oid), unit_s) for oid, unit_s in self.countdowns().items()]
+        countdowns = [(answers.get(oid), unit_s) for oid, unit_s in self.countdowns().items()]
         running = [
             raw * unit_s
-            for raw, unit_s in told
+            for raw, unit_s in countdowns
             if isinstance(raw, int) and 0 < raw < _NO_COUNTDOWN and raw not in SATURATED
         ]
         return min(running, default=None)
@@ -197,7 +201,7 @@ def _fitted(step: SetStep, wanted_s: float, unit_s: float) -> float:
     return seconds
 
 
-def _shown(told: Answer | None) -> str:
-    if told is None or isinstance(told, Missing):
+def _shown(answer: Answer | None) -> str:
+    if answer is None or isinstance(answer, Missing):
         return "not reported"
-    return told.decode("utf-8", "replace")[:40] if isinstance(told, bytes) else str(told)
+    return answer.decode("utf-8", "replace")[:40] if isinstance(answer, bytes) else str(answer)

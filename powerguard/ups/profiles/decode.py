@@ -151,22 +151,24 @@ def _check_runtime(draft: Draft) -> None:
     one of them is wrong, and the cautious one counts.
     """
     found: list[tuple[float, str]] = []
-    for value, told_by in draft.candidates.get("runtime_s", []):
+    for value, reported_by in draft.candidates.get("runtime_s", []):
         why = _why_no_runtime(draft, value)
         if why:
-            draft.reject("runtime_s", told_by, round(value), why)
+            draft.reject("runtime_s", reported_by, round(value), why)
         else:
-            found.append((value, told_by))
+            found.append((value, reported_by))
     draft.numbers.pop("runtime_s", None)
     draft.provenance.pop("runtime_s", None)
     if not found:
         return
-    value, told_by = found[0]
+    value, reported_by = found[0]
     least, by_least = min(found)
     if value - least > _APART_SHARE * value + _APART_S:
-        draft.warnings.append(f"{told_by} says {value:g} s of runtime, {by_least} says {least:g} s: the smaller counts")
-        value, told_by = least, by_least
-    draft.numbers["runtime_s"], draft.provenance["runtime_s"] = value, told_by
+        draft.warnings.append(
+            f"{reported_by} says {value:g} s of runtime, {by_least} says {least:g} s: the smaller counts"
+        )
+        value, reported_by = least, by_least
+    draft.numbers["runtime_s"], draft.provenance["runtime_s"] = value, reported_by
 
 
 def _why_no_runtime(draft: Draft, runtime_s: float) -> str:
@@ -359,12 +361,12 @@ def redundant(profiles: Sequence[Profile], answers: Answers, decoded: Decoded) -
     needed: set[str] = set()
     spare: set[str] = set()
     for name in NUMBERS:
-        told = False
+        is_reported = False
         for source in (source for sources in _sources(profiles, name) for source in sources):
-            (spare if told and source.object != counts.get(name) else needed).update(source.places(tables))
-            if not told:
+            (spare if is_reported and source.object != counts.get(name) else needed).update(source.places(tables))
+            if not is_reported:
                 value = _number(source, answers, tables, Draft())
-                told = value is not None and not _is_doubtful(source, value)
+                is_reported = value is not None and not _is_doubtful(source, value)
     return frozenset(spare - needed)
 
 
@@ -402,25 +404,25 @@ def _words(
 
 def _decode_output_source(profiles: Sequence[Profile], answers: Answers, tables: Tables, draft: Draft) -> None:
     """The most trusted profile speaks; another one that reports battery overrules a calm one, and that is logged."""
-    for told_by, word in _words("output_source", profiles, answers, tables, draft):
+    for reported_by, word in _words("output_source", profiles, answers, tables, draft):
         known = draft.output_source
         if known is None or known is OutputSource.UNKNOWN:
             draft.output_source = word
-            draft.provenance["output_source"] = told_by
+            draft.provenance["output_source"] = reported_by
         elif word is OutputSource.BATTERY and known is not OutputSource.BATTERY:
-            draft.warnings.append(f"{draft.provenance['output_source']} says {known}, {told_by} says battery")
+            draft.warnings.append(f"{draft.provenance['output_source']} says {known}, {reported_by} says battery")
             draft.output_source = word
-            draft.provenance["output_source"] = told_by
+            draft.provenance["output_source"] = reported_by
 
 
 def _decode_battery_status(profiles: Sequence[Profile], answers: Answers, tables: Tables, draft: Draft) -> None:
     """The most trusted profile speaks; what any of them says of a low or broken battery is a state as well."""
-    for told_by, word in _words("battery_status", profiles, answers, tables, draft):
+    for reported_by, word in _words("battery_status", profiles, answers, tables, draft):
         if word in STATE_OF_BATTERY:
-            draft.states.setdefault(STATE_OF_BATTERY[word], told_by)
+            draft.states.setdefault(STATE_OF_BATTERY[word], reported_by)
         if draft.battery_status is None or draft.battery_status is BatteryStatus.UNKNOWN:
             draft.battery_status = word
-            draft.provenance["battery_status"] = told_by
+            draft.provenance["battery_status"] = reported_by
 
 
 def _decode_number(
@@ -430,12 +432,12 @@ def _decode_number(
         return
     found = draft.candidates.setdefault(name, [])
     for sources in families:
-        told = _first_told(sources, answers, tables, draft)
-        if told is not None:
-            found.append(told)  # One answer for each profile; the next profile may contradict it.
+        first = _first_reported(sources, answers, tables, draft)
+        if first is not None:
+            found.append(first)  # One answer for each profile; the next profile may contradict it.
         if found and name not in _CONTESTED:
             break
-        if told is None and name == "runtime_s" and _is_at_its_ceiling(sources, answers):
+        if first is None and name == "runtime_s" and _is_at_its_ceiling(sources, answers):
             break  # A coarser object repeats the ceiling in its own unit, as 1092 minutes for 65535 seconds.
     if found:
         draft.numbers[name], draft.provenance[name] = found[0]
@@ -445,7 +447,7 @@ def _is_at_its_ceiling(sources: Sequence[NumberSource], answers: Answers) -> boo
     return any(answers.get(source.place) in CEILINGS for source in sources)
 
 
-def _first_told(
+def _first_reported(
     sources: Sequence[NumberSource], answers: Answers, tables: Tables, draft: Draft
 ) -> tuple[float, str] | None:
     """Return what the first object says that says something; a 0 of a single one counts less than lines that live."""
@@ -477,16 +479,16 @@ def _number(source: NumberSource, answers: Answers, tables: Tables, draft: Draft
     if len(source.scalars) == 1:
         return _scalar(source, answers, draft)
     lines: list[float] = []
-    told: list[str] = []
+    reported: list[str] = []
     whole = True
     rows = counted(source, answers, tables)
-    if source.combines is Combine.FIRST and not _tells_line_1(source, answers, rows):
+    if source.combines is Combine.FIRST and not _reports_line_1(source, answers, rows):
         return None
     for oid in rows:
         value, why = source.convert(answers[oid])
         if value is not None:
             lines.append(value)
-            told.append(oid)
+            reported.append(oid)
         elif why:
             draft.reject(source.field, oid, answers[oid], why)
             whole = whole and (isinstance(answers[oid], Missing) or why.startswith("means"))
@@ -494,7 +496,7 @@ def _number(source: NumberSource, answers: Answers, tables: Tables, draft: Draft
         return None
     if source.field in OF_ALL_LINES:
         why = "one line is not believed, so all of them together are not"
-        why = lacks(source, answers, tables, told) if whole else why
+        why = lacks(source, answers, tables, reported) if whole else why
         if why:
             draft.reject(source.field, source.place, f"{len(lines)} rows", why)
             return None
@@ -513,7 +515,7 @@ def _scalar(source: NumberSource, answers: Answers, draft: Draft) -> float | Non
     return value
 
 
-def _tells_line_1(source: NumberSource, answers: Answers, rows: Sequence[str]) -> bool:
+def _reports_line_1(source: NumberSource, answers: Answers, rows: Sequence[str]) -> bool:
     """Whether line 1 is believed. Every UPS has one: zeros of the others do not concern it."""
     place = line_1(source, rows)
     return place is not None and source.convert(answers.get(place, Missing.NO_ANSWER))[0] is not None
@@ -588,8 +590,8 @@ def _decode_input(draft: Draft) -> None:
     if "input_v" not in draft.numbers:
         return
     volts = draft.lines.get("input_v", (draft.numbers["input_v"],))
-    there = [volt >= INPUT_THERE_V for volt in volts]
-    if all(there) or (any(there) and draft.output_source is not OutputSource.BATTERY):
+    live = [volt >= INPUT_THERE_V for volt in volts]
+    if all(live) or (any(live) and draft.output_source is not OutputSource.BATTERY):
         draft.input_present = True
     elif all(volt < INPUT_GONE_V for volt in volts):
         draft.input_present = False
@@ -629,8 +631,8 @@ def finish(draft: Draft, kind: Kind = "ups") -> Decoded:
         "input_present": draft.input_present is False,
         "alarms": State.ON_BATTERY in states,
     }
-    for state, told_by in states.items():
-        draft.provenance.setdefault(f"alarm:{state.value}", told_by)
+    for state, reported_by in states.items():
+        draft.provenance.setdefault(f"alarm:{state.value}", reported_by)
     return Decoded(
         kind=kind,
         output_source=draft.output_source,
@@ -696,40 +698,42 @@ def line_1(source: NumberSource, rows: Sequence[str]) -> str | None:
     return next((oid for oid in rows[:1] if lines.of(oid)[1] == 1), None)
 
 
-def lacks(source: NumberSource, answers: Answers, tables: Tables, told: Sequence[str]) -> str:
+def lacks(source: NumberSource, answers: Answers, tables: Tables, reported: Sequence[str]) -> str:
     """Say which line is there and not among those that were believed; "" where none is known."""
     if source.rows is not None:
         rows = source.rows
         ends = [oid[len(rows.column) :] for oid in tables.get(rows.column, ())]
-        gone = [end for end in ends if answers[rows.column + end] in rows.is_ and f"{source.column}{end}" not in told]
-        return f"row {gone[0][1:]} is not reported" if gone else ""
-    lines = _Lines(source, told)
-    own = {lines.of(oid) for oid in source.places(tables) if _is_told(answers.get(oid))}
+        unreported = [
+            end for end in ends if answers[rows.column + end] in rows.is_ and f"{source.column}{end}" not in reported
+        ]
+        return f"row {unreported[0][1:]} is not reported" if unreported else ""
+    lines = _Lines(source, reported)
+    own = {lines.of(oid) for oid in source.places(tables) if _is_answered(answers.get(oid))}
     quiet: set[Line] = set()
     live: set[Line] = set()
     for one in source.line_objects:
         for oid in one.scalars or tables.get(one.column or "", ())[:MOST_LINES]:
             raw = answers.get(oid)
-            if _is_told(raw):
+            if _is_answered(raw):
                 (live if _is_live(raw, one.least) else quiet).add(lines.named(oid, one.column, one.scalars))
-    return _lacking({lines.of(oid) for oid in told}, source.count(answers), dead=own & quiet - live, live=live)
+    return _lacking({lines.of(oid) for oid in reported}, source.count(answers), dead=own & quiet - live, live=live)
 
 
-def _lacking(told: set[Line], count: int | None, *, dead: set[Line], live: set[Line]) -> str:
+def _lacking(reported: set[Line], count: int | None, *, dead: set[Line], live: set[Line]) -> str:
     """Return the line that is there but not reported; "" if none is known.
 
     There is line 1, every line before a reported one, as many as the device counts, and each that another object
     shows alive. One that is counted, but without any value, does not exist: cards of one-phase UPSes
     fill three rows with zeros and NULL.
     """
-    for group in sorted({group for group, _ in told}):
-        numbers = {number for each, number in told if each == group}
+    for group in sorted({group for group, _ in reported}):
+        numbers = {number for each, number in reported if each == group}
         for number in range(1, max(*numbers, count or 1) + 1):
             if number not in numbers and not ((group, number) in dead and number > max(numbers)):
                 return (
                     f"line {number} is not reported" if count is None else f"line {number} of {count} is not reported"
                 )
-    alive = sorted(line for line in live - told if count is None or line[1] <= count)
+    alive = sorted(line for line in live - reported if count is None or line[1] <= count)
     return f"line {alive[0][1]} is reported by another object only" if alive else ""
 
 
@@ -760,7 +764,7 @@ def _end_of(oid: str, column: str) -> Line:
     return numbers[:-1], numbers[-1]
 
 
-def _is_told(raw: Answer | None) -> bool:
+def _is_answered(raw: Answer | None) -> bool:
     """Whether a card has answered it, be it that there is no value."""
     return raw is not None and raw not in _LEFT_OUT
 

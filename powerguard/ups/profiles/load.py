@@ -130,12 +130,12 @@ def _lines(document: yamlfile.Document, error: ValidationError) -> list[str]:
     found: dict[str, list[str]] = {}
     for problem in error.errors():
         for loc, what in problem.get("ctx", {}).get("mistakes", [(problem["loc"], _in_words(problem))]):
-            place, told = _tell(document, loc, problem["type"], what)
-            found.setdefault(place, []).append(told)
+            place, mistake = _located(document, loc, problem["type"], what)
+            found.setdefault(place, []).append(mistake)
     lines: list[str] = []
-    for place, all_told in found.items():
-        wanted = list(dict.fromkeys(one.removeprefix(_MUST) for one in all_told if one.startswith(_MUST)))
-        others = list(dict.fromkeys(one for one in all_told if not one.startswith(_MUST)))
+    for place, mistakes in found.items():
+        wanted = list(dict.fromkeys(one.removeprefix(_MUST) for one in mistakes if one.startswith(_MUST)))
+        others = list(dict.fromkeys(one for one in mistakes if not one.startswith(_MUST)))
         if "a number" in wanted and "a whole number" in wanted:
             wanted.remove("a whole number")
         if wanted:
@@ -155,7 +155,7 @@ def _in_words(problem: Any) -> str:  # noqa: ANN401 - pydantic's own
     return f"{_MUST}{_WANTED[kind]}" if kind in _WANTED else problem["msg"].removeprefix("Value error, ")
 
 
-def _tell(document: yamlfile.Document, loc: tuple[int | str, ...], kind: str, what: str) -> tuple[str, str]:
+def _located(document: yamlfile.Document, loc: tuple[int | str, ...], kind: str, what: str) -> tuple[str, str]:
     """Return the place, as a message begins, and what is wrong there."""
     path = _in_file(document.data, loc)
     where = document.where_key(path) if kind in {"extra_forbidden", "profile"} else document.where(path)

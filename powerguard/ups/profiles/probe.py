@@ -41,7 +41,7 @@ def fits_but_for_its_state(profile: Profile, answers: Answers, sys_object_id: st
     numbers = [name for name in profile.probe.any_of if name in NUMBERS]
     return (
         all(_has_value(answers.get(scalar.oid)) for scalar in profile.probe.present)
-        and all(_told(name, profile, answers, tables) for name in others)
+        and all(_is_reported(name, profile, answers, tables) for name in others)
         and any(_is_measured(name, profile, answers, tables) for name in numbers)
     )
 
@@ -49,13 +49,13 @@ def fits_but_for_its_state(profile: Profile, answers: Answers, sys_object_id: st
 def _is_a_ups(profile: Profile, answers: Answers) -> bool:
     """Whether a battery or the output source is reported: no rack PDU answers either."""
     tables = profile.tables(answers)
-    words = {
+    states = {
         source.values.get(raw)
         for source in profile.output_source
         for _oid, raw in source.read(answers, tables)
         if isinstance(raw, int)
     }
-    return bool(words - {None, OutputSource.UNKNOWN}) or any(
+    return bool(states - {None, OutputSource.UNKNOWN}) or any(
         _is_measured(name, profile, answers, tables) for name in ("charge_pct", "runtime_s")
     )
 
@@ -76,10 +76,10 @@ def unmet(profile: Profile, answers: Answers) -> list[str]:
     missing += [
         f"{_objects(profile, name)} do not report {name}"
         for name in profile.probe.all_of
-        if not _told(name, profile, answers, tables)
+        if not _is_reported(name, profile, answers, tables)
     ]
     any_of = profile.probe.any_of
-    if any_of and not any(_told(name, profile, answers, tables) for name in any_of):
+    if any_of and not any(_is_reported(name, profile, answers, tables) for name in any_of):
         missing.append(f"none of {', '.join(any_of)} is reported")
     return missing
 
@@ -92,7 +92,7 @@ def _has_value(raw: Answer | None) -> bool:
     return raw is not None and not isinstance(raw, Missing)
 
 
-def _told(name: str, profile: Profile, answers: Answers, tables: Tables) -> bool:
+def _is_reported(name: str, profile: Profile, answers: Answers, tables: Tables) -> bool:
     if name == "output_source":
         return any(_means_something(source, answers, tables) for source in profile.output_source)
     if name == "battery_status":
@@ -168,7 +168,7 @@ def partly(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str,
     for profile in profiles:
         tables = profile.tables(answers)
         if any(
-            _told(name, profile, answers, tables)
+            _is_reported(name, profile, answers, tables)
             for name in ("output_source", "battery_status", "outlets", *profile.numbers)
         ):
             found.append(profile)

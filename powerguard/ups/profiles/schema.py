@@ -633,8 +633,8 @@ class Profile(Options):
         if isinstance(info.context, Root) and info.context.missed:
             mistakes.append(((), "an OID with a leading dot needs a base"))
         if mistakes:
-            told = {"count": len(mistakes), "mistakes": mistakes}
-            raise PydanticCustomError("profile", "{count} mistakes", told)  # noqa: EM101 - its type, no message
+            context = {"count": len(mistakes), "mistakes": mistakes}
+            raise PydanticCustomError("profile", "{count} mistakes", context)  # noqa: EM101 - its type, no message
         line_objects = _line_objects_of(self)
         for field, sources in self.numbers.items():
             for source in sources:

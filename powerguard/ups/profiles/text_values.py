@@ -23,13 +23,13 @@ _SATURATED_S: Final = frozenset(float(each) for each in CEILINGS) | {60.0 * each
 """A 16-bit RunTimeToEmpty that is full: USB UPSes at a small load, in seconds; and cards that count in minutes."""
 
 
-def enter(draft: Draft, field: str, text: str, told_by: str, *, times: float = 1.0) -> float | None:
+def enter(draft: Draft, field: str, text: str, reported_by: str, *, times: float = 1.0) -> float | None:
     """Take one number, in `times` our unit. Return it; None, with the reason in the draft, when it is not believed."""
     text = text.strip()
     if not _DECIMAL.fullmatch(text):
-        draft.reject(field, told_by, text[:64].encode(), "no decimal number")
+        draft.reject(field, reported_by, text[:64].encode(), "no decimal number")
         return None
-    return take(draft, field, round(float(text) * times, 6), told_by, raw=text.encode())
+    return take(draft, field, round(float(text) * times, 6), reported_by, raw=text.encode())
 
 
 def share_of_charge(text: str) -> float | None:
@@ -46,19 +46,19 @@ def rating(text: str) -> float | None:
     return float(number) if _DECIMAL.fullmatch(number) and float(number) > 0 else None
 
 
-def take(draft: Draft, field: str, value: float, told_by: str, *, raw: bytes = b"") -> float | None:
+def take(draft: Draft, field: str, value: float, reported_by: str, *, raw: bytes = b"") -> float | None:
     """Take one number in our unit; raw: as it was sent. None, with the reason in the draft, when it is not believed."""
     window = NUMBERS[field]
     if not window.lowest <= value <= window.highest:
         why = f"{value:g} is outside of what is believable ({window.lowest:g} to {window.highest:g})"
-        draft.reject(field, told_by, raw, why)
+        draft.reject(field, reported_by, raw, why)
         return None
     if field == "runtime_s" and value in _SATURATED_S:
-        draft.reject(field, told_by, raw, "means: more than it can count")
+        draft.reject(field, reported_by, raw, "means: more than it can count")
         return None
-    draft.candidates.setdefault(field, []).append((value, told_by))
+    draft.candidates.setdefault(field, []).append((value, reported_by))
     if field not in draft.numbers:
-        draft.numbers[field], draft.provenance[field] = value, told_by
+        draft.numbers[field], draft.provenance[field] = value, reported_by
     return value
 
 
@@ -83,5 +83,5 @@ def reading(
 ) -> Reading:
     """Check the fields against each other and return the reading. A missing output source is `unknown`."""
     cross_check(draft)
-    told = finish(draft).reading(at_s=at_s, ups=ups, source=source, authenticated=authenticated)
-    return replace(told, forced_shutdown=forced_shutdown, alarms=tuple(sorted((*told.alarms, *further_alarms))))
+    result = finish(draft).reading(at_s=at_s, ups=ups, source=source, authenticated=authenticated)
+    return replace(result, forced_shutdown=forced_shutdown, alarms=tuple(sorted((*result.alarms, *further_alarms))))

@@ -81,8 +81,8 @@ async def _look_for_families(port: SnmpPort, candidates: tuple[Profile, ...]) ->
     answers: dict[str, Answer] = {}
     try:
         answers.update(await port.following(_right_before(oid for one in candidates for oid in one.first_asked())))
-        there = [one for one in candidates if _is_there(one, answers)]
-        answers.update(await port.following(_right_before(oid for one in there for oid in one.mandatory())))
+        present = [one for one in candidates if _is_there(one, answers)]
+        answers.update(await port.following(_right_before(oid for one in present for oid in one.mandatory())))
     except SnmpError as error:
         if error.unanswered:
             raise
@@ -99,9 +99,9 @@ def _right_before(oids: Iterable[str]) -> list[str]:
 
 
 def _is_there(profile: Profile, answers: dict[str, Answer]) -> bool:
-    asked = profile.first_asked()
-    places = _right_before(asked)
-    return any(oid in asked or any(below(oid, place) for place in places) for oid in answers)
+    objects = profile.first_asked()
+    places = _right_before(objects)
+    return any(oid in objects or any(below(oid, place) for place in places) for oid in answers)
 
 
 async def _tables(port: SnmpPort, columns: Iterable[str]) -> dict[str, Answer]:
@@ -267,8 +267,8 @@ class SnmpControl:
         )
         without: list[str] = []
         for switch in sorted(offered(spoken, verb, outlet), key=lambda each: each.returns != "cycles"):
-            told = await self.get(switch.reads())
-            lacking = switch.lacks(told)
+            values = await self.get(switch.reads())
+            lacking = switch.lacks(values)
             if not lacking:
                 return switch
             without.append(f"{switch.name} lacks {', '.join(lacking)}")

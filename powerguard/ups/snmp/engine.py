@@ -397,8 +397,8 @@ class User:
     @classmethod
     def read(cls, name: str, options: SnmpOptions | TrapUser) -> Self:
         """Read the secrets and hash a megabyte for each: for a thread. Raises SecretError, UserError."""
-        told = (("auth", options.auth), ("priv", options.priv))
-        secrets = {word: secret.read() for word, secret in told if secret is not None}
+        passphrases = (("auth", options.auth), ("priv", options.priv))
+        secrets = {word: secret.read() for word, secret in passphrases if secret is not None}
         for word, secret in secrets.items():
             if len(secret) < _SHORTEST_SECRET:
                 msg = f"the {word} passphrase is shorter than {_SHORTEST_SECRET} characters (RFC 3414 11.2)"
@@ -475,16 +475,16 @@ class _Usm(SnmpUSMSecurityModel):  # type: ignore[misc]
         self.proved = False
         self._expects = expects
 
-    def process_incoming_message(self, *told: Any) -> Any:  # noqa: ANN401
+    def process_incoming_message(self, *arguments: Any) -> Any:  # noqa: ANN401
         """Check a message, and take the time of its engine only if it proves its sender. Raises StatusInformation."""
-        self.number, self.proved = int(told[7][1][0]), False
+        self.number, self.proved = int(arguments[7][1][0]), False
         if not self._expects(self.number):
             raise StatusInformation(errorIndication=errind.dataMismatch)
         timeline = self._SnmpUSMSecurityModel__timeline
         before = dict(timeline)
         try:
-            answer = super().process_incoming_message(*told)
-            self.proved = told[5] > _NO_AUTH and bool(answer[1])
+            answer = super().process_incoming_message(*arguments)
+            self.proved = arguments[5] > _NO_AUTH and bool(answer[1])
             return answer
         finally:
             # pysnmp would forget an engine's time 300 s after each message from it, and ask twice from then on.
@@ -536,15 +536,15 @@ class Engine(Version3):
         self.sockets: set[CardSocket] = set()
         user = User.read("warm", SnmpOptions(kind="snmp", host="warm", version=3, user="warm"))
         user.add_to(self.snmp)
-        asked = self.seal(0, user, make_pdu(V3, GET, [(name_of(_SYS_UP_TIME), None)], 1), 1)
-        self.open(0, asked)
+        question = self.seal(0, user, make_pdu(V3, GET, [(name_of(_SYS_UP_TIME), None)], 1), 1)
+        self.open(0, question)
         self.sent.forget(1)
 
     def seal(self, peer: int, user: User, pdu: Any, question: int) -> bytes:  # noqa: ANN401
         """Make a message for a card; while its engine is not known, the question for that."""
         name = rfc1902.OctetString(user.name.encode())
-        told = (self.snmp, peer, NOWHERE, V3, USM, name, user.level, None, b"", 1, pdu, True, question)
-        return bytes(self.messages.prepare_outgoing_message(*told)[2])
+        arguments = (self.snmp, peer, NOWHERE, V3, USM, name, user.level, None, b"", 1, pdu, True, question)
+        return bytes(self.messages.prepare_outgoing_message(*arguments)[2])
 
     def open(self, peer: int, data: bytes) -> _Opened | None:
         """Read a message from a card. Returns None if it answers no question, or not as it was asked. Never raises."""
@@ -654,8 +654,8 @@ class _Integers(decoder.IntegerPayloadDecoder):  # type: ignore[misc]
     pyasn1 refuses a whole answer for one of them: a sysUpTime of 249 days would end the readings of such a card.
     """
 
-    def valueDecoder(self, *told: Any, **options: Any) -> Any:  # noqa: ANN401, N802 - pyasn1's
-        return super().valueDecoder(*told, size=told[3], **options)
+    def valueDecoder(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401, N802 - pyasn1's
+        return super().valueDecoder(*arguments, size=arguments[3], **options)
 
     def _createComponent(self, spec: Any, tags: Any, value: int, *, size: int, **options: Any) -> Any:  # noqa: ANN401, N802 - pyasn1's
         if value < 0 and size <= _LONGEST_INTEGER and isinstance(spec, _UNSIGNED):

@@ -79,7 +79,7 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class TrapResult:
     """What a datagram was worth.
 
     result: one of `traps.RESULTS`, "hint" when it is good. community: of versions 1 and 2c; None: it is of version 3.
@@ -129,19 +129,23 @@ class TrapReceiver:
             trap_engine.add(user, engines)
         return problems
 
-    def receive(self, data: bytes) -> Heard:
+    def receive(self, data: bytes) -> TrapResult:
         """Judge one datagram. Raises MessageError on what cannot be read, NotATrapError on other messages."""
         version, message = read_message(data)
         if version != V3:
             return _by_community(version, message)
         sender = bytes(parameters_of(message)[0])
-        heard = Heard(result="unknown_engine", engine_id=sender) if self._has_users else Heard(result="unknown_user")
+        heard = (
+            TrapResult(result="unknown_engine", engine_id=sender)
+            if self._has_users
+            else TrapResult(result="unknown_user")
+        )
         for place, trap_engine in enumerate(self._engines):
-            told = trap_engine.receive(data, message)
-            if told.result == "hint":
-                return told
-            if not place or _RANK.index(told.result) > _RANK.index(heard.result):
-                heard = told
+            verdict = trap_engine.receive(data, message)
+            if verdict.result == "hint":
+                return verdict
+            if not place or _RANK.index(verdict.result) > _RANK.index(heard.result):
+                heard = verdict
         return heard
 
 
@@ -177,7 +181,7 @@ class _TrapEngine(Version3):
             self._ups[engine_id, user.name] = ups
             user.add_to(self.snmp, engine_id)
 
-    def receive(self, data: bytes, message: Any) -> Heard:  # noqa: ANN401 - pysnmp ships no types
+    def receive(self, data: bytes, message: Any) -> TrapResult:  # noqa: ANN401 - pysnmp ships no types
         """Judge one message. Raises MessageError on what cannot be read."""
         parameters = parameters_of(message)
         sender, name = bytes(parameters[0]), bytes(parameters[3]).decode(errors="replace")
@@ -185,22 +189,22 @@ class _TrapEngine(Version3):
         if sender and sender not in self._known:
             # pysnmp would say that the user is unknown. Of a greeting it says that the engine is.
             report = self._open(hello(3, int(message[1][0])))[2] if wants_answer else None
-            return Heard(result="unknown_engine", answer=report, engine_id=sender)
+            return TrapResult(result="unknown_engine", answer=report, engine_id=sender)
         if sender and (sender, name) not in self._ups:
             # pysnmp would remember every name that it is asked for.
-            return Heard(result="unknown_user")
+            return TrapResult(result="unknown_user")
         read, failed, report = self._open(data)
         if read is not None and (not self.usm.proved or read[3] != self.users[name].level):
-            return Heard(result="not_authentic")
+            return TrapResult(result="not_authentic")
         if read is not None and read[7].tagSet in {_CONFIRMED, _UNCONFIRMED}:
-            heard = Heard(result="hint", ups=self._ups[sender, name], notification=_from_varbinds(read[7]))
+            heard = TrapResult(result="hint", ups=self._ups[sender, name], notification=_from_varbinds(read[7]))
             return replace(heard, answer=self._answer(read)) if heard.ups is None else heard
         result = _RESULTS.get(failed, "")
         if result == "unknown_engine":
             # A question for our engine id is how every inform begins.
-            return Heard(result="discovery" if wants_answer and not sender else result, answer=report)
+            return TrapResult(result="discovery" if wants_answer and not sender else result, answer=report)
         if result:
-            return Heard(result=result, answer=report if result == "out_of_time" else None)
+            return TrapResult(result=result, answer=report if result == "out_of_time" else None)
         if self.usm.proved:
             msg = "neither trap nor inform"
             raise NotATrapError(msg)
@@ -227,8 +231,8 @@ class _TrapEngine(Version3):
         if read[7].tagSet != _CONFIRMED:
             return None
         response = _response_to(api.PROTOCOL_MODULES[_V2C], read[7])
-        told = (V3, USM, *read[2:7], response, read[10], read[12], {})
-        self.snmp.message_dispatcher.return_response_pdu(self.snmp, *told)
+        arguments = (V3, USM, *read[2:7], response, read[10], read[12], {})
+        self.snmp.message_dispatcher.return_response_pdu(self.snmp, *arguments)
         self.usm.forget_refused()
         return self.dispatcher.sent
 
@@ -244,18 +248,18 @@ class _EngineTime(rfc1902.Integer32):  # type: ignore[misc]
         return rfc1902.Integer32(int(self._clock() - self._began_s))
 
 
-def _by_community(version: int, message: Any) -> Heard:  # noqa: ANN401
+def _by_community(version: int, message: Any) -> TrapResult:  # noqa: ANN401
     """Read a trap or inform of version 1 or 2c. Raises MessageError."""
     module = api.PROTOCOL_MODULES[version]
     community, pdu = bytes(message[1]), message[2].getComponent()
     if version == _V1 and pdu.tagSet == module.TrapPDU.tagSet:
-        return Heard(result="hint", community=community, notification=_trap_v1(pdu))
+        return TrapResult(result="hint", community=community, notification=_trap_v1(pdu))
     if version == _V1 or pdu.tagSet not in {_CONFIRMED, _UNCONFIRMED}:
         msg = "neither trap nor inform"
         raise NotATrapError(msg)
-    told = _from_varbinds(pdu)
-    answer = community_message(version, community, _response_to(module, pdu)) if told.confirmed else None
-    return Heard(result="hint", community=community, notification=told, answer=answer)
+    notification = _from_varbinds(pdu)
+    answer = community_message(version, community, _response_to(module, pdu)) if notification.confirmed else None
+    return TrapResult(result="hint", community=community, notification=notification, answer=answer)
 
 
 def _response_to(module: Any, inform: Any) -> Any:  # noqa: ANN401

@@ -152,8 +152,8 @@ class TrapOptions(Options):
     @field_validator("addresses")
     @classmethod
     def _all_addresses(cls, addresses: dict[str, list[str]]) -> dict[str, list[str]]:
-        for ups, told in addresses.items():
-            for address in told:
+        for ups, listed in addresses.items():
+            for address in listed:
                 try:
                     ipaddress.ip_address(address)
                 except ValueError:

@@ -262,11 +262,11 @@ class CardPort:
         rest = list(oids)
         while rest:
             batch: dict[str, Answer] = {}
-            asked = rest[: self.at_once]
+            part = rest[: self.at_once]
             with contextlib.suppress(_TooManyError):
-                await self._get(asked, batch, most=min(_MOST_REFUSALS, len(oids)))
+                await self._get(part, batch, most=min(_MOST_REFUSALS, len(oids)))
                 answers |= batch
-                rest = rest[len(asked) :]
+                rest = rest[len(part) :]
         return answers
 
     async def _get(self, oids: Sequence[str], answers: dict[str, Answer], *, most: int) -> None:
@@ -311,10 +311,10 @@ class CardPort:
         answers: dict[str, Answer] = {}
         rest = list(oids)
         while rest:
-            asked = rest[: self.at_once]
+            part = rest[: self.at_once]
             with contextlib.suppress(_TooManyError):
-                answers.update(await self._following(asked))
-                rest = rest[len(asked) :]
+                answers.update(await self._following(part))
+                rest = rest[len(part) :]
         return answers
 
     async def _following(self, oids: list[str]) -> dict[str, Answer]:
@@ -371,14 +371,14 @@ class CardPort:
         """Ask, and again as often as it was set. values: to be SET."""
         timeout_s, tries = self._options.timeout_s, self._retries + 1
         try:
-            told = None if values is None else [typed(value.kind, value.value) for value in values]
+            typed_values = None if values is None else [typed(value.kind, value.value) for value in values]
         except ValueError as error:
             raise SnmpError(str(error)) from error
         async with self._lock:  # A poll and a doctor's probe may come first together.
             socket = await self._opened()
         asked_s = asyncio.get_running_loop().time()
         try:
-            answer = await self._ask(socket, kind, oids, told)
+            answer = await self._ask(socket, kind, oids, typed_values)
         except TimeoutError as error:
             check = "address, user, priv passphrase" if self._options.version == 3 else "address, community"
             self._is_stale = True
@@ -400,14 +400,16 @@ class CardPort:
             self._sizes.answered = max(self._sizes.answered, len(oids))
         return answer.status, answer.index, answer.found
 
-    async def _ask(self, socket: CardSocket, kind: str, oids: Sequence[str], told: Sequence[Any] | None) -> Response:
+    async def _ask(
+        self, socket: CardSocket, kind: str, oids: Sequence[str], typed_values: Sequence[Any] | None
+    ) -> Response:
         """Ask, and find out whether a request is unanswered because it is too large, in the time that it has anyway.
 
         Raises what `CardSocket.ask` does, and _TooManyError. Cards that know version 3 are not that old.
         """
         timeout_s, tries, answered = self._options.timeout_s, self._retries + 1, self._sizes.answered
-        if told is not None or len(oids) <= answered or tries == 1 or self._options.version == 3:
-            return await socket.ask(kind, oids, told, timeout_s=timeout_s, tries=tries)
+        if typed_values is not None or len(oids) <= answered or tries == 1 or self._options.version == 3:
+            return await socket.ask(kind, oids, typed_values, timeout_s=timeout_s, tries=tries)
         loop = asyncio.get_running_loop()
         whole = loop.create_task(socket.ask(kind, oids, None, timeout_s=timeout_s, tries=tries))
         few: asyncio.Task[bool] | None = None

@@ -12,7 +12,7 @@ import structlog
 
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.events import OutputSource, SourceFailed
-from powerguard.ups.base import Bell, Notices, Publish
+from powerguard.ups.base import Notices, PollTrigger, Publish
 from powerguard.ups.profiles.decode import Decoded, decode, redundant
 from powerguard.ups.profiles.load import Profiles, load_profiles
 from powerguard.ups.profiles.schema import Profile
@@ -109,7 +109,7 @@ class SnmpSource:
         self._port = CardPort(options) if port is None else port
         self._profiles = profiles
         self._authenticated = options.version == 3 and options.auth is not None
-        self._bell = Bell(clock)
+        self._bell = PollTrigger(clock)
         self._plan: Plan | None = None
         self._refresh_at_s = 0.0
         self._misses = 0
@@ -118,7 +118,7 @@ class SnmpSource:
         self._up_ticks, self._up_at_s = 0, 0.0
         self._output_source: OutputSource | None = None
         self._alarms: Mapping[str, Answer] = {}
-        self._alarms_told: tuple[object, ...] = ()
+        self._alarms_state: tuple[object, ...] = ()
         self._alarms_age = 0
         self._notices = Notices(ups, self.name)
         self._polls = 0
@@ -321,7 +321,7 @@ class SnmpSource:
             if source.oid is not None  # A family that has a table there has no table of alarms of its own.
         )
         self._alarms_age += 1
-        if (counts, statuses) == self._alarms_told and self._alarms_age < _ALARMS_EVERY:
+        if (counts, statuses) == self._alarms_state and self._alarms_age < _ALARMS_EVERY:
             return self._alarms
         rows: dict[str, Answer] = {}
         for table, count in zip(tables, counts, strict=True):
@@ -329,10 +329,10 @@ class SnmpSource:
                 try:
                     rows.update(await self._port.walk(table.column, limit_s=self._battery_limit_s))
                 except (SnmpError, TimeoutError) as error:
-                    if (counts, statuses) == self._alarms_told:
+                    if (counts, statuses) == self._alarms_state:
                         rows |= {oid: raw for oid, raw in self._alarms.items() if below(oid, table.column)}
                     log.debug("alarms_unreadable", ups=self._ups, source=self.name, because=str(error) or "too slow")
-        self._alarms, self._alarms_told, self._alarms_age = rows, (counts, statuses), 0
+        self._alarms, self._alarms_state, self._alarms_age = rows, (counts, statuses), 0
         return rows
 
     def _watch_up_time(self, ticks: Answer | None) -> None:
@@ -346,7 +346,7 @@ class SnmpSource:
             else:
                 log.warning("card_rebooted", ups=self._ups, source=self.name, up_s=ticks / 100)
             self._refresh_at_s = 0.0
-            self._alarms_told = ()
+            self._alarms_state = ()
         self._up_ticks, self._up_at_s = ticks, now_s
 
     async def _look_around(self, decoded: Decoded, at_s: float) -> None:
@@ -471,8 +471,8 @@ async def _model_and_serial(port: SnmpPort) -> tuple[str, str]:
         answers = await port.get([*_MODELS, *_SERIALS])
 
     def texts(oids: Sequence[str]) -> Iterator[str]:
-        told = (answers.get(oid) for oid in oids)
-        found = (raw.decode("utf-8", "replace").strip() for raw in told if isinstance(raw, bytes))
+        values = (answers.get(oid) for oid in oids)
+        found = (raw.decode("utf-8", "replace").strip() for raw in values if isinstance(raw, bytes))
         return (text for text in found if text.isprintable())
 
     model = next((name for name in texts(_MODELS) if any(map(str.isalpha, name))), "")
@@ -488,5 +488,5 @@ async def _restart_pct(port: SnmpPort, profiles: Sequence[Profile]) -> float | N
     answers: dict[str, Answer] = {}
     with contextlib.suppress(SnmpError):
         answers = await port.get(places) if places else {}
-    told = (answers.get(place) for place in places)
-    return next((float(value) for value in told if isinstance(value, int) and 0 <= value <= 100), None)
+    values = (answers.get(place) for place in places)
+    return next((float(value) for value in values if isinstance(value, int) and 0 <= value <= 100), None)

@@ -25,7 +25,7 @@ from powerguard.options import Secret, SecretError
 from powerguard.ups.snmp.options import TrapOptions
 
 if TYPE_CHECKING:
-    from powerguard.ups.snmp.notification import Heard, Notification, TrapReceiver
+    from powerguard.ups.snmp.notification import Notification, TrapReceiver, TrapResult
 
 
 RESULTS: Final = (
@@ -83,10 +83,10 @@ class TrapCounts:
         if self.listening is None or self.listening.fileno() < 0:
             return 0
         try:
-            told = self.listening.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 4 * _WORDS)
+            meminfo = self.listening.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 4 * _WORDS)
         except OSError:  # a kernel before 4.12
             return 0
-        return int(struct.unpack(f"{_WORDS}I", told)[_DROPS]) if len(told) == 4 * _WORDS else 0
+        return int(struct.unpack(f"{_WORDS}I", meminfo)[_DROPS]) if len(meminfo) == 4 * _WORDS else 0
 
 
 log = structlog.get_logger(__name__)
@@ -106,9 +106,9 @@ _REPEATED_S: Final = 10.0
 _MOST_REMEMBERED: Final = 256
 _RESOLVE_EVERY_S: Final = 300.0
 _RESOLVE_S: Final = 5.0
-_TOLD_PER_S, _TOLD_BURST = 0.2, 5.0
-_MOST_REFUSALS_TOLD: Final = 32
-_FLOOD_TOLD_EVERY_S: Final = 60.0
+_LOGGED_PER_S, _LOGGED_BURST = 0.2, 5.0
+_MOST_REFUSALS_LOGGED: Final = 32
+_FLOOD_LOGGED_EVERY_S: Final = 60.0
 
 TrapNames = Callable[[], Mapping[str, str]]
 """Trap OIDs and what they are called; reads files, so it is called in a thread."""
@@ -177,9 +177,9 @@ class TrapListener:
         self._any_community = options.community is None
         self._receiver: TrapReceiver | None = None
         self._remembered: dict[int, float] = {}
-        self._telling: dict[str, tuple[_Allowance, int]] = {}
+        self._log_allowances: dict[str, tuple[_Allowance, int]] = {}
         self._refusals: set[tuple[str, str]] = set()
-        self._flood_told_s = -_FLOOD_TOLD_EVERY_S
+        self._flood_logged_s = -_FLOOD_LOGGED_EVERY_S
 
     @property
     def where(self) -> str:
@@ -259,8 +259,8 @@ class TrapListener:
     async def _look_up(self) -> None:
         """Find the addresses of all cards; of a name that cannot be looked up the old ones are kept."""
         found: dict[str, set[str]] = {}
-        for ups, told in self._options.addresses.items():
-            for address in told:
+        for ups, listed in self._options.addresses.items():
+            for address in listed:
                 found.setdefault(str(ipaddress.ip_address(address)), set()).add(ups)
         for card in self._cards:
             for host in card.hosts:
@@ -310,8 +310,8 @@ class TrapListener:
                 over += 1
         if over:
             self.counts.results["over_limit"] += over
-            if now_s - self._flood_told_s >= _FLOOD_TOLD_EVERY_S:
-                self._flood_told_s = now_s
+            if now_s - self._flood_logged_s >= _FLOOD_LOGGED_EVERY_S:
+                self._flood_logged_s = now_s
                 log.warning("traps_flooded", unread=self.counts.results["over_limit"], because="too many to look into")
         return taken
 
@@ -336,23 +336,23 @@ class TrapListener:
         if heard.answer is not None and meant:
             self._send(heard.answer, sender)
         if result == "hint":
-            self._tell(meant, address, notification)
+            self._log_trap(meant, address, notification)
         elif result != "repeated":
-            self._tell_refused(result, address, heard.engine_id)
+            self._log_refused(result, address, heard.engine_id)
 
-    def _received(self, data: bytes) -> "Heard":
+    def _received(self, data: bytes) -> "TrapResult":
         """Read one datagram. Never raises."""
         from powerguard.ups.snmp.engine import MessageError  # noqa: PLC0415 - see `_prepare`
-        from powerguard.ups.snmp.notification import Heard, NotATrapError  # noqa: PLC0415
+        from powerguard.ups.snmp.notification import NotATrapError, TrapResult  # noqa: PLC0415
 
         try:
             if self._receiver is not None and len(data) <= _LONGEST:
                 return self._receiver.receive(data)
         except NotATrapError:
-            return Heard(result="not_a_trap")
+            return TrapResult(result="not_a_trap")
         except MessageError:
             pass
-        return Heard(result="garbled")
+        return TrapResult(result="garbled")
 
     def _named(self, community: bytes, notification: "Notification", by_sender: set[str]) -> tuple[str, set[str]]:
         """Say which UPSes a message of version 1 or 2c means: its sender's, those it names, those of its community."""
@@ -384,17 +384,24 @@ class TrapListener:
 
     # --- Reports ------------------------------------------------------------------------------------------------
 
-    def _tell(self, meant: set[str], address: str, notification: "Notification | None") -> None:
+    def _log_trap(self, meant: set[str], address: str, notification: "Notification | None") -> None:
         now_s = self._clock()
-        told = "" if notification is None else notification.trap_oid
+        trap_oid = "" if notification is None else notification.trap_oid
         for ups in sorted(meant):
             self.counts.last_at_s[ups] = now_s
-            allowance, untold = self._telling.get(ups, (None, 0))
-            allowance = allowance or _Allowance(_TOLD_PER_S, _TOLD_BURST)
+            allowance, unlogged = self._log_allowances.get(ups, (None, 0))
+            allowance = allowance or _Allowance(_LOGGED_PER_S, _LOGGED_BURST)
             if allowance.take(now_s):
-                log.info("trap_received", ups=ups, name=self.name_of(told), trap=told, sender=address, untold=untold)
-                untold = -1
-            self._telling[ups] = (allowance, untold + 1)
+                log.info(
+                    "trap_received",
+                    ups=ups,
+                    name=self.name_of(trap_oid),
+                    trap=trap_oid,
+                    sender=address,
+                    untold=unlogged,
+                )
+                unlogged = -1
+            self._log_allowances[ups] = (allowance, unlogged + 1)
 
     def name_of(self, trap_oid: str) -> str:
         """Return what a trap is called; "unknown" where no profile knows it. RFC 1628's come with and without a 0."""
@@ -404,9 +411,9 @@ class TrapListener:
                 return self._names[oid]
         return "unknown"
 
-    def _tell_refused(self, result: str, address: str, engine: bytes) -> None:
+    def _log_refused(self, result: str, address: str, engine: bytes) -> None:
         """Log once for each sender why its traps have no effect. Senders can be made up: their number is limited."""
-        if result == "discovery" or (result, address) in self._refusals or len(self._refusals) >= _MOST_REFUSALS_TOLD:
+        if result == "discovery" or (result, address) in self._refusals or len(self._refusals) >= _MOST_REFUSALS_LOGGED:
             return
         self._refusals.add((result, address))
         because = _WHY[result]

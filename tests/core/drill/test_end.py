@@ -138,7 +138,7 @@ def test_trainers_that_do_not_hear_are_told_on_after_the_drill() -> None:
     told = player.told
     assert report(told).because == "llm, vit could not be put back; powerguard keeps trying (stopped by alice)"
     assert notes(told, "drill_left_behind")[0].numbers == (("what", "llm, vit"),)
-    assert [trainer.told_pause for trainer in told.state.trainers] == [False, False]
+    assert [trainer.pause_ordered for trainer in told.state.trainers] == [False, False]
     before = len(told.ordered(ResumeTrainer))
     told = player.play("120..140 utility load=50 charge=100")
     assert len(told.ordered(ResumeTrainer)) > before
@@ -208,7 +208,7 @@ def test_in_an_outage_training_goes_on_until_its_rule_says_pause() -> None:
     told = played(story, "auto trainer_resume")
     assert (told.phase, told.state.drill) == ("on_battery", None)
     assert [action.by_s for action in told.ordered(ResumeTrainer)] == [42.0]
-    assert not any(trainer.told_pause or trainer.paused for trainer in told.state.trainers)
+    assert not any(trainer.pause_ordered or trainer.paused for trainer in told.state.trainers)
     assert len(notes(told, "drill_ended")) == 1
 
 

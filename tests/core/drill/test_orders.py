@@ -282,7 +282,7 @@ def test_only_the_trainer_that_is_paused_counts_as_told_to_pause() -> None:
         f"policy {words}\nauto\n{READY}\n15 trainer vit conduct=continue durable_age_s=60\n"
         "16 drill scope=checkpoint,pause\n17..27 utility load=75"
     )
-    assert {trainer.name: trainer.told_pause for trainer in told.state.trainers} == {"llm": True, "vit": False}
+    assert {trainer.name: trainer.pause_ordered for trainer in told.state.trainers} == {"llm": True, "vit": False}
     orders = {order.trainer: order for order in told.actions if isinstance(order, TriggerCheckpoint)}
     assert (orders["llm"].after, orders["vit"].after) == (Conduct.PAUSE, Conduct.CONTINUE)
     assert {order.reason for order in orders.values()} == {"drill"}

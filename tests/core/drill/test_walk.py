@@ -92,7 +92,7 @@ class World:
             assert not (self.stands and alive), "after a drill nobody stands still"
             assert not self.capped, "after a drill no GPU is capped"
         if isinstance(state.phase, Online) and state.drill is None:
-            assert not any(trainer.told_pause for trainer in state.trainers)
+            assert not any(trainer.pause_ordered for trainer in state.trainers)
         if state.drill is not None and isinstance(state.phase, Online):
             assert state.drill.stage not in ("outage", "handed_over")
 

@@ -556,7 +556,7 @@ def test_what_can_still_be_read_of_a_damaged_file_is_used(tmp_path: Path) -> Non
         survived += loaded.state == step(300).state
         store.write(Batch(open_outage="o-1"))
         store.close()
-        if store.told:
+        if store.notices:
             set_aside += 1
             assert sorted(each.name for each in folder.iterdir()) == ["journal.db", "journal.db.corrupt-1"]
             if loaded.state is not None:
@@ -628,7 +628,7 @@ def test_a_log_that_is_gone_is_told(tmp_path: Path, left: int | None) -> None:
     loaded, _ = again.load()
     again.close()
     assert loaded.lost
-    assert "its log is gone" in " ".join(again.told)
+    assert "its log is gone" in " ".join(again.notices)
 
 
 @pytest.mark.parametrize("left", [None, b""])
@@ -648,7 +648,7 @@ def test_a_file_that_is_empty_or_gone_is_told(tmp_path: Path, left: bytes | None
     again.write(Batch(snapshot=Snapshot(boot_id="b", at_s=5.0, wall=6.0, state=dump(to_plain(State(serial=9))))))
     again.close()
     assert (loaded.state, loaded.lost) == (None, LOST_ALL)
-    assert "is empty or gone" in " ".join(again.told)
+    assert "is empty or gone" in " ".join(again.notices)
     assert (killed / "journal.sqlite.corrupt-1-wal").read_bytes() == log
     new = loaded_once(Store(damaged))
     assert new.state is not None
@@ -672,7 +672,7 @@ def test_a_log_that_another_program_folded_into_the_file_is_not_gone(tmp_path: P
     loaded, _ = again.load()
     again.close()
     assert loaded.state is not None
-    assert (loaded.state.serial, loaded.lost, again.told) == (8, "", [])
+    assert (loaded.state.serial, loaded.lost, again.notices) == (8, "", [])
 
 
 @pytest.mark.parametrize("column", ["boot_id", "at_s", "wall", "state"])
@@ -706,7 +706,7 @@ def test_the_lost_head_of_a_log_is_noticed(tmp_path: Path) -> None:
     assert "newest transactions" in loaded.lost
     assert loaded.state is not None
     assert loaded.state.serial == 7, "what is older than the log is still there"
-    assert (tmp_path / "killed.sqlite-wal.corrupt-1").stat().st_size == log.stat().st_size or store.told
+    assert (tmp_path / "killed.sqlite-wal.corrupt-1").stat().st_size == log.stat().st_size or store.notices
     store.close()
 
 

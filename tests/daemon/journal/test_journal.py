@@ -469,7 +469,7 @@ async def test_a_row_without_its_moment_costs_only_itself(
 async def test_a_hostile_string_is_stored(tmp_path: Path) -> None:
     """Quotes, NULs and lone surrogates from a UPS neither break the statement nor keep the step off the disk."""
     name = "x'; DROP TABLE entries; --\x00\ud800\n"
-    state = State(told=(name,), phase=OnBattery(outage=Outage(id=name, since_s=1.0, grade=Grade.BARE)))
+    state = State(alarms=(name,), phase=OnBattery(outage=Outage(id=name, since_s=1.0, grade=Grade.BARE)))
     action: Action = EnsurePolicy(id=name, by_s=1.0, outage=name)
     path = tmp_path / "journal.db"
     async with opened(path) as (journal, _):

@@ -98,7 +98,7 @@ class Copy:
         store = Patient(self.path)
         try:
             loaded, _ = store.load()
-            return loaded, store.told
+            return loaded, store.notices
         finally:
             store.close()
 
@@ -288,7 +288,7 @@ def test_without_room_to_keep_the_log_nothing_is_written_over(killed: Path, tmp_
     assert 0 < serial(loaded) < copy.newest
     broken = sqlite.log_of(copy.path).read_bytes()
     store.write(Batch(open_outage="o-1"))
-    assert len(store.told) == 1
+    assert len(store.notices) == 1
     store.close()
     assert (tmp_path / "journal.db-wal.corrupt-1").read_bytes() == broken
 

@@ -103,7 +103,7 @@ async def test_what_stands_is_ended_after_a_restart(url: str, tmp_path: Path) ->
         made.hear(note("overload_raised", Level.ERROR, "the UPS is overloaded"))
         await made.until(lambda: made.view("alerts").delivered == 1)
     async with post(options(alerts=target), tmp_path) as made:
-        assert "alarm:overload" in made.messenger.hearing.standing
-        made.messenger._add(made.messenger.hearing.watch({}, State(), "armed"))
+        assert "alarm:overload" in made.messenger.composer.standing
+        made.messenger._add(made.messenger.composer.watch({}, State(), "armed"))
         await made.until(lambda: made.view("alerts").delivered == 2)
         assert await alerts(url) == {}

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from powerguard.core.model.actions import Level
 from powerguard.core.model.state import State
 from powerguard.daemon.journal.journal import WorkerThread
-from powerguard.daemon.notify.hearing import Message
+from powerguard.daemon.notify.composer import Message
 from powerguard.daemon.notify.queue import KEEP_S, MOST, VERSION, Queue
 from powerguard.daemon.observe.http import as_json
 from tests.daemon.notify.post import LIMIT_S, Clock, began, note, options, post, settled
@@ -187,7 +187,7 @@ async def test_foreign_json_does_not_end_messages(tmp_path: Path, name: str, pay
         made.hear(*began("o2"), outage="o2")
         await made.until(lambda: made.view("own").delivered == was + 1)
         assert made.view("own").queued == 0
-        made.messenger._add(made.messenger.hearing.watch({}, State(), "armed"))
+        made.messenger._add(made.messenger.composer.watch({}, State(), "armed"))
         as_json({"targets": [asdict(each) for each in made.messenger.views()]})
 
 

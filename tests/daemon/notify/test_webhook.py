@@ -433,4 +433,4 @@ async def test_a_flood_is_summed_up(receiver: Receiver, tmp_path: Path) -> None:
         await made.until(lambda: any(message["event"] == "outage_began" for message in receiver.messages))
         await made.until(lambda: made.view("hook").queued == 0)
         assert len(receiver.bodies) == 61
-        assert made.messenger.hearing.left_out == {"power_on_blocked": 940}
+        assert made.messenger.composer.left_out == {"power_on_blocked": 940}

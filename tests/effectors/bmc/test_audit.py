@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from powerguard.clock import boottime_s
 from powerguard.effectors.bmc import findings as audit
-from powerguard.effectors.bmc.findings import Openness, findings
+from powerguard.effectors.bmc.findings import AnonymousAccess, findings
 from powerguard.effectors.host.findings import Finding
 from powerguard.effectors.options import BmcOptions
 from tests.peers import require
@@ -22,7 +22,7 @@ from tests.peers.machine import watched
 from tests.peers.sim_bmc import SimBmc
 
 USER, PASSWORD = "powerguard", "Owl-Trap-Nine-42"
-SILENT = Openness(cipher_0=None, cipher_17=None, anonymous=None, null_user=None)
+SILENT = AnonymousAccess(cipher_0=None, cipher_17=None, anonymous=None, null_user=None)
 
 
 @asynccontextmanager
@@ -44,7 +44,7 @@ async def answering(answer: Callable[[bytes], bytes]) -> AsyncIterator[int]:
         transport.close()
 
 
-async def looked(port: int) -> Openness:
+async def looked(port: int) -> AnonymousAccess:
     """Look until all is answered: where others have taken the cores, a BMC may need more than its 1.6 s."""
     for _ in range(5):
         seen = await audit.look("127.0.0.1", port)
@@ -83,7 +83,7 @@ async def test_an_open_bmc_is_found_out_without_a_login(tmp_path: Path) -> None:
     """ipmi_sim takes cipher suite 0, which ipmitool proves with a wrong password; no command of ours reaches it."""
     async with IpmiSim(plugin=True) as bmc:
         seen = await looked(bmc.port)
-        assert seen == Openness(cipher_0=True, cipher_17=False, anonymous=False, null_user=False)
+        assert seen == AnonymousAccess(cipher_0=True, cipher_17=False, anonymous=False, null_user=False)
         assert bmc.heard == []
         wrong = keep_secret(tmp_path / "wrong", "not-the-password")
         words = ["-I", "lanplus", "-C", "0", "-L", "OPERATOR", "-H", "127.0.0.1", "-p", str(bmc.port), "-U", bmc.user]
@@ -109,7 +109,9 @@ async def test_an_account_that_may_too_much_is_told(tmp_path: Path) -> None:
 async def test_a_closed_bmc_passes(tmp_path: Path) -> None:
     """pyghmi's server: suite 3 only, named users only; it knows no accounts to be asked about."""
     async with SimBmc(USER, PASSWORD, policy="always-on") as bmc:
-        assert await looked(bmc.port) == Openness(cipher_0=False, cipher_17=False, anonymous=False, null_user=False)
+        assert await looked(bmc.port) == AnonymousAccess(
+            cipher_0=False, cipher_17=False, anonymous=False, null_user=False
+        )
         found = await found_by(options(tmp_path, bmc.port, USER, PASSWORD), "PASS", "WARN")
         assert [each.verdict for each in found] == ["PASS", "WARN"]
         assert "always-on: the host comes back with the power" in found[0].text
@@ -118,7 +120,7 @@ async def test_a_closed_bmc_passes(tmp_path: Path) -> None:
 async def test_anonymous_login_is_found(tmp_path: Path) -> None:
     """A BMC that does not let us in, and anybody else: both are told."""
     async with answering(strangers_welcome) as port:
-        assert await looked(port) == Openness(cipher_0=False, cipher_17=False, anonymous=True, null_user=True)
+        assert await looked(port) == AnonymousAccess(cipher_0=False, cipher_17=False, anonymous=True, null_user=True)
         found = await findings(options(tmp_path, port, USER, PASSWORD), limit_s=1.0)
         assert [each.verdict for each in found] == ["FAIL", "FAIL", "WARN"]
         assert "anonymous login is on" in found[1].text

@@ -11,7 +11,7 @@ import pytest
 from powerguard.clock import boottime_s
 from powerguard.effectors.bmc.effector import BACK_OFF_S, BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import BmcFailure, Failure, PowerRestorePolicy
-from powerguard.effectors.bmc.redfish import Resource, Talk, basic, session
+from powerguard.effectors.bmc.redfish import RedfishRequests, Resource, basic, session
 from powerguard.effectors.http import KnownNames
 from tests.peers.ipmi import ENSURE, keep_secret
 from tests.peers.machine import watched
@@ -109,7 +109,7 @@ async def test_several_systems_are_named_and_none_is_guessed(tmp_path: Path, cer
         # It refuses a PATCH of the property, too.
         tls = ssl.create_default_context(cafile=str(certificate.cert))
         async with session(tls, KnownNames()) as open_session:
-            talk = Talk(open_session, "127.0.0.1", bmc.port, basic(USER, b"x"), boottime_s() + 30.0)
+            talk = RedfishRequests(open_session, "127.0.0.1", bmc.port, basic(USER, b"x"), boottime_s() + 30.0)
             system = Resource(path=f"/redfish/v1/Systems/{ours}", body={}, etag=None)
             with pytest.raises(BmcFailure, match="HTTP 400") as caught:
                 await talk.patch(system, {"PowerRestorePolicy": "AlwaysOn"})

@@ -33,7 +33,7 @@ def effector_of(
         options,
         folder=state,
         dirs=names[:1],
-        told=lambda: names[1:],
+        reported_dirs=lambda: names[1:],
         wall=lambda: 1000.0,
         gpu_socket=socket,
         spawn=spawn,

@@ -35,11 +35,11 @@ from powerguard.effectors.host.look import (
     Mounted,
     RememberedFolder,
     ResumePoint,
+    details,
     from_json,
     judge,
     remembered,
     to_json,
-    told,
 )
 from powerguard.trainer.seal.folder import seal
 from powerguard.trainer.store.manifest import MANIFEST
@@ -78,7 +78,7 @@ class Looker:
         checked = await self._look.look(seconds)
         if checked.verdict.problems:
             raise EffectorError("; ".join(checked.verdict.problems))
-        return told(checked)
+        return details(checked)
 
     async def remember(self, wall_s: float = 1000.0) -> bool:
         """A good day; say whether there was anything new."""

@@ -62,4 +62,4 @@ async def test_the_daemon_hears_at_once_that_another_host_has_left(requests: Req
         await until(lambda: told.seen[-1].ended_by, limit_s=20.0)
         watching.cancel()
     assert told.seen[-1].ended_by == "gpu2 has left the job: its power fails"
-    assert requests.departure_told
+    assert requests.departure_sent

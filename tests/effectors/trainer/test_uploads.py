@@ -133,7 +133,7 @@ async def test_one_that_is_gone_is_forgotten() -> None:
         await made.uploads.turn(wanted=True)
     await made.uploads.turn(wanted=False)
     await made.uploads.turn(wanted=False)
-    assert made.uploads._told == {}
+    assert made.uploads._renew_at_s == {}
     await made.close()
 
 
@@ -190,7 +190,7 @@ async def test_a_trainer_tells_where_it_saves(folder: Path, last: object, folder
 async def test_what_trainers_told_is_flushed_too(tmp_path: Path) -> None:
     """Before the power goes: the settings need not know where every job saves."""
     told: list[str] = []
-    sync = SyncEffector([], told=lambda: told, clock=now_s)
+    sync = SyncEffector([], reported_paths=lambda: told, clock=now_s)
     order = SyncFilesystems(id="s", by_s=now_s() + 60.0, outage="o")
     assert dict(await sync.carry_out(order)) == {"filesystems": 0, "paths": ""}
     told.append(str(tmp_path))

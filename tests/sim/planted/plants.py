@@ -139,7 +139,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="charge_in_percent_instead_of_a_share",
         module="powerguard.core.energy.learning",
-        swaps=(("return told / 100.0 if told", "return told if told"),),
+        swaps=(("return charge_pct / 100.0 if charge_pct", "return charge_pct if charge_pct"),),
         site=_WORN,
     ),
     Plant(
@@ -241,7 +241,7 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.supply.feeds",
         swaps=(
             (
-                "_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY",
+                "_advanced(policy, each, now_s) if ups_supply[each.ups] is Supply.BATTERY",
                 "_advanced(policy, each, now_s) if each.feed.supply is Supply.BATTERY",
             ),
         ),
@@ -289,7 +289,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="energy_of_a_silent_feed_not_counted",
         module="powerguard.core.supply.feeds",
-        swaps=(("_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each", "each"),),
+        swaps=(("_advanced(policy, each, now_s) if ups_supply[each.ups] is Supply.BATTERY else each", "each"),),
         within=20,
         site=_TWO_CUT_OFF,
     ),
@@ -303,7 +303,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="endless_before_the_outage",
         module="powerguard.core.supply.feeds",
-        swaps=(("word is Supply.UTILITY and feed.supply is Supply.BATTERY", "word is Supply.UTILITY"),),
+        swaps=(("supply is Supply.UTILITY and feed.supply is Supply.BATTERY", "supply is Supply.UTILITY"),),
         within=20,
         site=_TWO_UPSES,
     ),
@@ -556,7 +556,10 @@ PLANTS: tuple[Plant, ...] = (
         name="trainer_that_did_not_hear_stays_paused",
         module="powerguard.core.trainers.lifecycle",
         swaps=(
-            ("        if heard or not trainer.alive:\n            _settle", "        if True:\n            _settle"),
+            (
+                "        if is_resumed or not trainer.alive:\n            _settle",
+                "        if True:\n            _settle",
+            ),
         ),
         level="loop",
         within=60,

@@ -66,7 +66,7 @@ def test_a_bad_cell_ends_it_at_once() -> None:
 
 def told(kind: GaugeKind, battery: Pack, **facts: object) -> tuple[float | None, float | None, bool]:
     gauge = Gauge(GaugeFacts(kind=kind, **facts), Random(2))  # type: ignore[arg-type]
-    said = gauge.tell(0.0, battery, 0.75, on_battery=True)
+    said = gauge.read(0.0, battery, 0.75, on_battery=True)
     return said.runtime_s, said.charge_pct, said.low_battery
 
 
@@ -99,13 +99,13 @@ def test_a_gauge_rounds_and_lags() -> None:
     assert told(GaugeKind.PROPORTIONAL, pack(left=0.99), minutes=True)[0] == 300.0
     gauge = Gauge(GaugeFacts(lag_s=15.0), Random(2))
     full = pack()
-    assert gauge.tell(0.0, full, 0.75, on_battery=True).runtime_s == pytest.approx(360.0)
-    after = gauge.tell(1.0, full, 0.25, on_battery=True)
+    assert gauge.read(0.0, full, 0.75, on_battery=True).runtime_s == pytest.approx(360.0)
+    after = gauge.read(1.0, full, 0.25, on_battery=True)
     assert after.load_pct == 25.0
     assert after.runtime_s is not None
     assert 360.0 < after.runtime_s < 0.6 * full.curve.tau_s(0.25)
     for second in range(2, 30):
-        last = gauge.tell(float(second), full, 0.25, on_battery=True)
+        last = gauge.read(float(second), full, 0.25, on_battery=True)
     assert last.runtime_s == pytest.approx(full.curve.tau_s(0.25))
 
 
@@ -116,7 +116,7 @@ def test_glitches_lie_in_time_whoever_asks() -> None:
     def glitches(step_s: float) -> list[float]:
         gauge, found = Gauge(facts, Random(2)), []
         for at in range(int(1000 / step_s)):
-            said = gauge.tell(at * step_s, pack(), 0.75, on_battery=True)
+            said = gauge.read(at * step_s, pack(), 0.75, on_battery=True)
             if said.runtime_s != pytest.approx(360.0):
                 found.append(at * step_s)
         return found
@@ -128,7 +128,7 @@ def test_glitches_lie_in_time_whoever_asks() -> None:
 
 def test_silent_fields_are_not_told() -> None:
     gauge = Gauge(GaugeFacts(silent=frozenset(("runtime", "charge", "load"))), Random(2))
-    said = gauge.tell(0.0, pack(), 0.75, on_battery=True)
+    said = gauge.read(0.0, pack(), 0.75, on_battery=True)
     assert (said.runtime_s, said.charge_pct, said.load_pct) == (None, None, None)
 
 

@@ -12,11 +12,11 @@ from powerguard.sim.world.host import HostAnswer, Power
 from powerguard.sim.world.rack import (
     INRUSH,
     OBEYED,
-    Berth,
     Kind,
     Member,
     Rack,
     RackPlan,
+    RackWorld,
     draw_tenants,
     least_loss_s,
 )
@@ -184,6 +184,6 @@ def test_a_host_that_is_lost_by_planning_is_found() -> None:
 def test_a_berth_is_a_world_with_the_load_of_all() -> None:
     rack = Rack(20, SITE, THREE)
     berth = rack.berths[0]
-    assert isinstance(berth, Berth)
+    assert isinstance(berth, RackWorld)
     assert berth.load == pytest.approx(sum(each.own_load for each in rack.berths))
     assert berth.own_load < berth.load

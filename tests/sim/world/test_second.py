@@ -3,7 +3,7 @@
 import pytest
 
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
-from powerguard.sim.world.chance import NAME, Ill, Second, SecondFacts
+from powerguard.sim.world.chance import NAME, SecondSource, SecondSourceFacts, SourceFault
 from powerguard.sim.world.many import play_many
 from powerguard.sim.world.report import SimulationOptions, report
 from powerguard.sim.world.scene import draw
@@ -25,9 +25,9 @@ def says(at_s: float) -> Reading:
     )
 
 
-def told(facts: SecondFacts, until_s: int = 130) -> dict[int, Reading | SourceFailed | None]:
-    second = Second(facts)
-    return {at_s: second.tell(says(float(at_s)), float(at_s)) for at_s in range(80, until_s)}
+def told(facts: SecondSourceFacts, until_s: int = 130) -> dict[int, Reading | SourceFailed | None]:
+    second = SecondSource(facts)
+    return {at_s: second.report(says(float(at_s)), float(at_s)) for at_s in range(80, until_s)}
 
 
 def word(answer: Reading | SourceFailed | None) -> tuple[str, float | None]:
@@ -36,7 +36,7 @@ def word(answer: Reading | SourceFailed | None) -> tuple[str, float | None]:
 
 
 def test_it_is_late_by_its_lag() -> None:
-    answers = told(SecondFacts(lag_s=5.0))
+    answers = told(SecondSourceFacts(lag_s=5.0))
     assert answers[84] is None
     assert word(answers[85]) == ("utility", 8.0)
     assert word(answers[104]) == ("utility", 9.9)
@@ -49,27 +49,27 @@ def test_it_is_late_by_its_lag() -> None:
 @pytest.mark.parametrize(
     ("ill", "at", "expected"),
     [
-        (Ill.FROZEN, 110, ("utility", 9.0)),
-        (Ill.FROZEN, 125, ("battery", 12.5)),
-        (Ill.STUCK_BATTERY, 95, ("battery", 9.0)),
-        (Ill.STUCK_UTILITY, 110, ("utility", 9.0)),
-        (Ill.FORGED, 95, ("battery", 3.0)),
-        (Ill.FORGED, 125, ("battery", 12.5)),
+        (SourceFault.FROZEN, 110, ("utility", 9.0)),
+        (SourceFault.FROZEN, 125, ("battery", 12.5)),
+        (SourceFault.STUCK_BATTERY, 95, ("battery", 9.0)),
+        (SourceFault.STUCK_UTILITY, 110, ("utility", 9.0)),
+        (SourceFault.FORGED, 95, ("battery", 3.0)),
+        (SourceFault.FORGED, 125, ("battery", 12.5)),
     ],
 )
-def test_it_is_ill_from_its_moment_on_and_for_its_time(ill: Ill, at: int, expected: tuple[str, float]) -> None:
-    assert word(told(SecondFacts(lag_s=0.0, ill=ill, at_s=90.5, lasts_s=30.0))[at]) == expected
+def test_it_is_ill_from_its_moment_on_and_for_its_time(ill: SourceFault, at: int, expected: tuple[str, float]) -> None:
+    assert word(told(SecondSourceFacts(lag_s=0.0, ill=ill, at_s=90.5, lasts_s=30.0))[at]) == expected
 
 
 def test_a_silent_one_counts_as_lost_after_three_seconds() -> None:
-    answers = told(SecondFacts(lag_s=0.0, ill=Ill.SILENT, at_s=90.0, lasts_s=30.0))
+    answers = told(SecondSourceFacts(lag_s=0.0, ill=SourceFault.SILENT, at_s=90.0, lasts_s=30.0))
     failures = {at_s: each.lost for at_s, each in answers.items() if isinstance(each, SourceFailed)}
     assert failures == {at_s: at_s >= 93 for at_s in range(90, 120)}
 
 
 def test_the_world_draws_every_kind_and_only_with_faults() -> None:
     kinds = {scene.second.ill for seed in range(200) if (scene := draw(seed, ALWAYS, faults=True)).second is not None}
-    assert kinds == set(Ill)
+    assert kinds == set(SourceFault)
     assert draw(1, ALWAYS, faults=False).second is None
     some = sum(draw(seed, Site(), faults=True).second is not None for seed in range(500))
     assert 60 < some < 140

@@ -183,7 +183,7 @@ def test_many_processes_change_nothing() -> None:
     """Split over two interpreters, or played in this one: the same samples; and the progress is told."""
     options = SimulationOptions(seed=1, outages=120, policy="nut")
     seen: list[int] = []
-    spread = play_many(Site(), options, jobs=2, tell=seen.append)
+    spread = play_many(Site(), options, jobs=2, progress=seen.append)
     assert sorted(spread) == sorted(play_many(Site(), options, jobs=1))
     assert seen == sorted(seen)
     assert seen[-1] == 120

@@ -3,7 +3,7 @@
 import pytest
 
 from powerguard.core.model.events import Event, NetworkSeen, OutputSource, Reading, SourceFailed
-from powerguard.sim.world.chance import LINK, TWIN, OtherUpses, Second, SecondFacts, SurroundingFacts
+from powerguard.sim.world.chance import LINK, TWIN, OtherUpses, SecondSource, SecondSourceFacts, SurroundingFacts
 from powerguard.sim.world.many import play_many
 from powerguard.sim.world.report import SimulationOptions, report
 from powerguard.sim.world.scene import draw
@@ -16,7 +16,7 @@ def says(at_s: float) -> Reading:
 
 def told(facts: SurroundingFacts, *, began_s: float = 0.0, until_s: int = 40) -> list[Event]:
     others = OtherUpses(facts, began_s)
-    return [event for at_s in range(int(began_s), until_s) for event in others.tell(says(float(at_s)), float(at_s))]
+    return [event for at_s in range(int(began_s), until_s) for event in others.report(says(float(at_s)), float(at_s))]
 
 
 def test_a_network_that_goes_is_told_once_each_way() -> None:
@@ -45,8 +45,8 @@ def test_the_other_ups_goes_with_the_network() -> None:
 
 
 def test_a_source_out_of_order_tells_the_newer_one_first() -> None:
-    second = Second(SecondFacts(lag_s=0.0, reordered=True))
-    answers = [second.tell(says(float(at_s)), float(at_s)) for at_s in range(6)]
+    second = SecondSource(SecondSourceFacts(lag_s=0.0, reordered=True))
+    answers = [second.report(says(float(at_s)), float(at_s)) for at_s in range(6)]
     assert [None if answer is None else answer.at_s for answer in answers] == [None, 1.0, 0.0, None, 4.0, 3.0]
 
 

@@ -48,7 +48,7 @@ def test_the_first_of_each_period_is_copied_and_what_was_asked_for(tmp_path: Pat
         for number in range(first, 16):  # one every five minutes
             saved = dated(saved, f"2026-01-01T{number // 12:02d}:{number * 5 % 60:02d}:07Z")
             uploader._next = None
-            uploads.offer(saved, asked=number == 9)
+            uploads.offer(saved, requested=number == 9)
             if uploader._next is not None:
                 offered[host].append(number)
         uploads.close()
@@ -66,7 +66,7 @@ def test_a_clock_that_was_ahead_holds_up_no_copies(tmp_path: Path) -> None:
     for number in range(30):  # one every five minutes
         saved = dated(saved, f"2026-01-01T08:00:00.{number:03d}Z")
         uploader._next = None
-        uploads.offer(saved, asked=False)
+        uploads.offer(saved, requested=False)
         if uploader._next is not None:
             offered.append(number)
         now_s += 300.0

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.ups.nut.variables import (
-    NOT_TOLD,
     STATUS,
+    STATUS_UNREPORTED,
     WANTED,
     DecodedVariables,
     forgeable_behind,
@@ -64,7 +64,7 @@ def test_where_the_output_comes_from(status: str, source: OutputSource) -> None:
     """Whole tokens in any order; battery outweighs what stands beside it, and nothing at all is never utility."""
     reading = read(status)
     assert reading.output_source is source
-    assert (NOT_TOLD in reading.alarms) == (source is OutputSource.UNKNOWN)
+    assert (STATUS_UNREPORTED in reading.alarms) == (source is OutputSource.UNKNOWN)
     assert dict(reading.provenance)["output_source"] == STATUS
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerguard.ups.snmp.engine import MessageError
-from powerguard.ups.snmp.notification import Heard, NotATrapError, Notification, TrapReceiver
+from powerguard.ups.snmp.notification import NotATrapError, Notification, TrapReceiver, TrapResult
 from tests.ups import damage
 from tests.wire import ber
 from tests.wire import v3 as v3_messages
@@ -160,7 +160,7 @@ GOOD = [
 def survives(data: bytes) -> None:
     """Whatever the bytes: a verdict, or the receiver's own error."""
     with contextlib.suppress(MessageError):
-        assert isinstance(RECEIVER.receive(data), Heard)
+        assert isinstance(RECEIVER.receive(data), TrapResult)
 
 
 @given(st.binary(max_size=300))

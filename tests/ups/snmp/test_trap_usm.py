@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.ups.snmp.engine import MessageError
-from powerguard.ups.snmp.notification import Heard, NotATrapError, TrapReceiver
+from powerguard.ups.snmp.notification import NotATrapError, TrapReceiver, TrapResult
 from powerguard.ups.snmp.options import TrapUser
 from tests.peers.snmp_agent import localized_key
 from tests.ups.snmp.trap_helpers import AUTH, ENGINE, secret_file, users
@@ -53,7 +53,7 @@ def sealed(
     return whole[:at] + digest + whole[at + 12 :]
 
 
-def judged(usm: TrapReceiver, data: bytes) -> Heard:
+def judged(usm: TrapReceiver, data: bytes) -> TrapResult:
     return usm.receive(data)
 
 
@@ -86,7 +86,7 @@ def test_a_recorded_inform_is_told_our_time_and_nothing_else(usm: TrapReceiver, 
 def test_a_clock_that_has_reached_its_end(usm: TrapReceiver) -> None:
     """RFC 3414 2.3: an engine whose boots stand at the highest is believed no more; what is beyond it is no message."""
     data = sealed(engine=CARD, boots=codec.LAST, time_s=5, flags=codec.AUTH, tag=ber.TRAP_V2)
-    assert judged(usm, data) == Heard(result="out_of_time")
+    assert judged(usm, data) == TrapResult(result="out_of_time")
 
 
 def test_what_is_authentic_and_no_trap(usm: TrapReceiver) -> None:
@@ -120,7 +120,7 @@ def test_the_question_for_our_engine_id(usm: TrapReceiver) -> None:
     assert verdict.answer is not None
     told = codec.parse(verdict.answer)
     assert (told.engine_id, told.boots, told.time_s, told.flags, told.message_id) == (OURS, BOOTS, 500, 0, 5)
-    assert judged(usm, sealed(engine=b"\x80another", flags=codec.AUTH)) == Heard(
+    assert judged(usm, sealed(engine=b"\x80another", flags=codec.AUTH)) == TrapResult(
         result="unknown_engine", engine_id=b"\x80another"
     )
 

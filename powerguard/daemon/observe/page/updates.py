@@ -132,8 +132,8 @@ class Page:
     def html(self, language: str) -> str:
         """Return the whole page as it is now."""
         daemon = self._daemon
-        told, returning = self._status(daemon), self._recovery(daemon)
-        shown = context(told, returning, daemon.outages, self.curves, language)
+        status, returning = self._status(daemon), self._recovery(daemon)
+        shown = context(status, returning, daemon.outages, self.curves, language)
         return render(shown | {"has_reports": self.reports is not None})
 
     def has_room(self) -> bool:
@@ -147,8 +147,8 @@ class Page:
         loop = asyncio.get_running_loop()
         while True:
             self.curves.take(self._daemon)
-            now_s, was, phase = loop.time(), phase, type(self._daemon.state.phase)
-            if self._readers and (now_s >= due_s or phase is not was):
+            now_s, old_phase, phase = loop.time(), phase, type(self._daemon.state.phase)
+            if self._readers and (now_s >= due_s or phase is not old_phase):
                 due_s = now_s + EVERY_S
                 self._publish()
             await rest(LOOK_S if self._readers else EVERY_S)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from powerguard.core.decide import conditions
 from powerguard.core.model.state import Online
-from powerguard.core.supply.feeds import told_load
+from powerguard.core.supply.feeds import reported_load
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.page.words import WORDS
 from powerguard.daemon.observe.port import Daemon
@@ -60,7 +60,7 @@ class Curves:
             return
         budget = conditions.foretold(daemon.policy, daemon.state, now_s)
         reading = daemon.state.feed.reading
-        load = None if reading is None else told_load(daemon.policy, daemon.state, reading)
+        load = None if reading is None else reported_load(daemon.policy, daemon.state, reading)
         runtime_s = budget.reff_paused_s
         self.points.append(
             Point(
@@ -121,9 +121,9 @@ def word(words: Mapping[str, str], kind: str, name: str) -> str:
     return words.get(f"{kind}.{name}", name.replace("_", " "))
 
 
-def countdown(told: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, str]:
+def countdown(status: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, str]:
     """Return what is counted down, and how much is left of it ("" for nothing)."""
-    phase, outage, budget = told["phase"], told["outage"], told["budget"]
+    phase, outage, budget = status["phase"], status["outage"], status["budget"]
     if phase == "online":
         slack_s = budget["slack_s"]
         if slack_s is None or slack_s < 0.0 or slack_s >= ENDLESS_S:
@@ -131,14 +131,14 @@ def countdown(told: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, s
         return words["count.online"], duration(slack_s, words)
     if phase == "recovery":
         return words["count.recovery"], ""
-    if phase == "shutdown" and told["next"]:  # Else the power-off is only recorded, and utility ends the outage.
+    if phase == "shutdown" and status["next"]:  # Else the power-off is only recorded, and utility ends the outage.
         by_s = outage["power_off_by_at"]
-        return words["count.forced"], words["now"] if by_s is None else _left(by_s - told["at"], words)
+        return words["count.forced"], words["now"] if by_s is None else _left(by_s - status["at"], words)
     if phase == "emergency_checkpoint":
-        etas = [each["checkpoint_eta_s"] for each in told["trainers"] if each["checkpoint_eta_s"] is not None]
+        etas = [each["checkpoint_eta_s"] for each in status["trainers"] if each["checkpoint_eta_s"] is not None]
         if etas:
             return words["count.holding"], _left(max(etas), words)
-    coming = next((each for each in told["next"] if each["in_s"] is not None and not each["suspended"]), None)
+    coming = next((each for each in status["next"] if each["in_s"] is not None and not each["suspended"]), None)
     if coming is None:
         return words["count.none"], ""
     return word(words, "count", coming["action"]), _left(coming["in_s"], words)
@@ -235,10 +235,10 @@ def shortened(rows: Sequence[Row], words: Mapping[str, str]) -> list[Row]:
     return [*(rows[at] for at in sorted(urgent)), more]
 
 
-def trainer_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
+def trainer_rows(status: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     """Return one row for each trainer."""
     found = []
-    for each in told["trainers"]:
+    for each in status["trainers"]:
         name, mood = ("training", "plain") if each["alive"] else ("gone", "bad")
         if each["alive"] and each["checkpoint_in_flight"]:
             name, mood = "writing", "warn"
@@ -257,10 +257,10 @@ def trainer_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]
     return found
 
 
-def source_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
+def source_rows(status: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     """Return one row for each source."""
     found = []
-    for each in told["sources"]:
+    for each in status["sources"]:
         details = [] if each["age_s"] is None else [f"{words['reading']}: {_ago(each['age_s'], words)}"]
         details += [words["unauthenticated"]] if each["forgeable"] else []
         details += [words["doubted"]] if each["doubted"] else []
@@ -279,9 +279,9 @@ _ORDER: Final = {"armed": 0, "blocked": 1, "unknown": 2, "off": 3}
 _MOODS: Final = {"armed": "good", "blocked": "bad", "off": "plain", "unknown": "warn"}
 
 
-def method_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
+def method_rows(status: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     """Return one row for each power-on method, the armed first."""
-    layers = sorted(told["power_on"]["layers"], key=lambda each: _ORDER.get(each["stands"], len(_ORDER)))
+    layers = sorted(status["power_on"]["layers"], key=lambda each: _ORDER.get(each["stands"], len(_ORDER)))
     return [
         Row(
             word(words, "way", each["name"]) + (f" ({each['ups']})" if each["ups"] else ""),
@@ -306,15 +306,15 @@ def gate_rows(returning: Mapping[str, Any], words: Mapping[str, str]) -> list[Ro
 _FLAGS: Final = ("low_battery", "replace_battery", "overload")
 
 
-def ups_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
+def ups_rows(status: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     """Return one row for each UPS; with several, what they are together comes first."""
-    shown = [("", told["supply"], told["ups"]), *((f["name"], f["supply"], f["ups"]) for f in told["feeds"])]
+    shown = [("", status["supply"], status["ups"]), *((f["name"], f["supply"], f["ups"]) for f in status["feeds"])]
     moods = {"utility": "good", "battery": "warn", "unknown": "bad"}
     found = []
     for name, supply, ups in shown:
         details = [words["no_reading"]] if ups is None else _ups_details(ups, words)
         if not name:
-            share = told["battery"]["health"]
+            share = status["battery"]["health"]
             details += [] if share is None else [f"{words['health']} {100.0 * share:.0f} %"]
         urgent = ups is not None and (ups["low_battery"] or ups["overload"])
         mood = "bad" if urgent else moods.get(supply, "plain")
@@ -351,7 +351,7 @@ _PHASE_MOODS: Final = {"online": "good", "shutdown": "bad"}
 
 
 def context(
-    told: Mapping[str, Any],
+    status: Mapping[str, Any],
     returning: Mapping[str, Any],
     outages: Sequence[OutageRecord],
     curves: Curves,
@@ -359,19 +359,19 @@ def context(
 ) -> dict[str, object]:
     """Return everything that the template names."""
     words = WORDS[language]
-    phase = told["phase"]
-    budget = told["budget"]
+    phase = status["phase"]
+    budget = status["budget"]
     stretches, empty_x = bars(budget)
-    what, left = countdown(told, words)
+    what, left = countdown(status, words)
     if returning["stage"] in {"start", "first_step"}:
         what = words["count.started"]
     runtime_s, slack_s = budget["runtime_effective_paused_s"], budget["slack_s"]
     return {
         "w": words,
-        "told": told,
-        "host": told["host"]["name"] or "",
+        "status": status,
+        "host": status["host"]["name"] or "",
         "phase": word(words, "phase", phase),
-        "mood": "warn" if phase == "online" and not told["ready"] else _PHASE_MOODS.get(phase, "warn"),
+        "mood": "warn" if phase == "online" and not status["ready"] else _PHASE_MOODS.get(phase, "warn"),
         "count": what,
         "left": left,
         "bars": stretches,
@@ -386,18 +386,18 @@ def context(
         "shed": duration(budget["shed_s"], words) if budget["shed_s"] else "",
         "charts": charts(curves.points, words),
         "began": moment(curves.began_wall_s, "%H:%M:%S"),
-        "at": moment(told["at"]),
-        "clock": moment(told["at"], "%H:%M:%S"),
-        "ups": ups_rows(told, words),
+        "at": moment(status["at"]),
+        "clock": moment(status["at"], "%H:%M:%S"),
+        "ups": ups_rows(status, words),
         "steps": [
             (word(words, "action", each["action"]), "" if each["in_s"] is None else _left(each["in_s"], words))
-            for each in told["next"]
+            for each in status["next"]
             if not each["suspended"]
         ],
         "gates": gate_rows(returning, words) if phase == "recovery" else [],
-        "trainers": shortened(trainer_rows(told, words), words),
-        "sources": shortened(source_rows(told, words), words),
-        "methods": method_rows(told, words),
+        "trainers": shortened(trainer_rows(status, words), words),
+        "sources": shortened(source_rows(status, words), words),
+        "methods": method_rows(status, words),
         "outages": outage_rows(outages, words),
         "size": (WIDTH, HEIGHT),
     }

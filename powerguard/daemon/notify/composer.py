@@ -25,7 +25,7 @@ MAX_TEXT: Final = 1500
 LEVELS: Final = ("info", "warning", "error")
 
 _PAIRS: Final = {"source_recovered": "source_lost", "network_back": "network_lost", "guard_ended": "guard_started"}
-_TOLD_ELSEWHERE: Final = frozenset(
+_REPORTED_ELSEWHERE: Final = frozenset(
     {"outage_began", "outage_continued", "grade_lowered", "power_off_ordered", "power_off_accepted", "battery_low"}
     | {"trainer_signalled", "reboot_ordered"}
 )
@@ -85,7 +85,7 @@ _LATEST_S: Final = 1e11
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class StepNotes:
     """The notes of one step, as the loop hands them over. before: the state that they were answered in."""
 
     notes: tuple[Note, ...]
@@ -110,7 +110,7 @@ class _Bucket:
         return True
 
 
-class Hearing:
+class MessageComposer:
     """Turns what happens into messages. `standing`: what has begun and not ended; `said`: when each was last sent."""
 
     def __init__(self, host: str, language: str = "en", wall: Callable[[], float] = time.time) -> None:  # noqa: TID251 - messages are for people
@@ -126,16 +126,16 @@ class Hearing:
 
     # --- From the core ------------------------------------------------------------------------------------------------
 
-    def of_step(self, heard: Heard) -> list[Message]:
+    def of_step(self, heard: StepNotes) -> list[Message]:
         """Return the messages of one step."""
-        told: list[Message] = []
+        messages: list[Message] = []
         # The sums of a move are in its own note.
         sums = next((dict(note.numbers) for note in heard.notes if note.event == "phase_changed"), {})
         for note in heard.notes:
-            told += self._of_note(note, heard, sums)
-        return told
+            messages += self._of_note(note, heard, sums)
+        return messages
 
-    def _of_note(self, note: Note, heard: Heard, sums: Mapping[str, Any]) -> list[Message]:
+    def _of_note(self, note: Note, heard: StepNotes, sums: Mapping[str, Any]) -> list[Message]:
         numbers = dict(note.numbers)
         match note.event:
             case "outage_began":
@@ -157,7 +157,7 @@ class Hearing:
             return self.end(f"alarm:{note.event.removesuffix('_cleared')}", note.because, heard.wall)
         if note.event in _PAIRS:
             return self.end(_pair_key(_PAIRS[note.event], numbers), note.because, heard.wall)
-        if note.level not in (Level.WARNING, Level.ERROR) or note.event in _TOLD_ELSEWHERE:
+        if note.level not in (Level.WARNING, Level.ERROR) or note.event in _REPORTED_ELSEWHERE:
             return []
         key, status = self._key(note.event, numbers)
         made = self._make(
@@ -173,7 +173,7 @@ class Hearing:
         whose = (str(numbers[each]) for each in _WHOSE if numbers.get(each))
         return ":".join(["event", event, *whose])[:200], "event"
 
-    def _story(self, name: str, status: str, note: Note, heard: Heard, numbers: Mapping[str, Any]) -> list[Message]:
+    def _story(self, name: str, status: str, note: Note, heard: StepNotes, numbers: Mapping[str, Any]) -> list[Message]:
         """Return a message of an outage, which every target gets. A power-off is a trouble of its own within it."""
         what = "power_off" if name in ("shutdown", "host_returned") else "outage"
         outage = str(numbers.get("outage") or heard.outage)
@@ -193,25 +193,27 @@ class Hearing:
 
     def watch(self, reasons: Mapping[str, tuple[str, str]], state: State, mode: str) -> list[Message]:
         """Compare with what stands now. reasons: level and text by name. Called once a minute."""
-        now = Heard((), state, "", mode, self._wall())
+        now = StepNotes((), state, "", mode, self._wall())
         wall = now.wall
-        told: list[Message] = []
+        messages: list[Message] = []
         for name, (level, because) in reasons.items():
             if f"reason:{name}" not in self.standing and f"reason:{name}" not in self._muted:
-                told += self._once(self._make(name, f"reason:{name}", "begin", level=level, because=because, at=now))
+                messages += self._once(
+                    self._make(name, f"reason:{name}", "begin", level=level, because=because, at=now)
+                )
         open_outage = "" if isinstance(state.phase, Online) else state.phase.outage.id
-        still = {f"alarm:{name}" for name in state.told} | {f"reason:{name}" for name in reasons}
+        still = {f"alarm:{name}" for name in state.alarms} | {f"reason:{name}" for name in reasons}
         still |= {f"outage:{open_outage}"} | (
             {f"power_off:{open_outage}"} if isinstance(state.phase, Shutdown) else set()
         )
         for key, began in [*self.standing.items(), *self._muted.items()]:
             if not (_is_open(began, state) if key.startswith("pair:") else key in still):
-                told += self.end(key, "", wall)
+                messages += self.end(key, "", wall)
         for key, began in list(self._muted.items()):
             if not self._was_said(key, wall):
                 del self._muted[key]
-                told += self._once(replace(began, at=wall))
-        return [*told, *self._sum_up(now)]
+                messages += self._once(replace(began, at=wall))
+        return [*messages, *self._sum_up(now)]
 
     def end(self, key: str, because: str, wall: float) -> list[Message]:
         """Return the message that a trouble is over, if its beginning was sent."""
@@ -228,7 +230,7 @@ class Hearing:
 
     def test(self, mode: str) -> Message:
         """Return a message that says nothing but that it arrives."""
-        now = Heard((), State(), "", mode, self._wall())
+        now = StepNotes((), State(), "", mode, self._wall())
         return self._make("test", "event:test", "event", level="info", because="", at=now)
 
     # --- What all of them share ---------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ class Hearing:
         *,
         level: str,
         because: str,
-        at: Heard,
+        at: StepNotes,
         numbers: Mapping[str, Any] = MappingProxyType({}),
     ) -> Message:
         because = clean_text(because, 600)
@@ -307,7 +309,7 @@ class Hearing:
         self.left_out[made.event] += 1
         return False
 
-    def _sum_up(self, now: Heard) -> list[Message]:
+    def _sum_up(self, now: StepNotes) -> list[Message]:
         if not self.left_out:
             return []
         most = ", ".join(f"{named(self.language, name)} ({count})" for name, count in self.left_out.most_common(5))
@@ -342,8 +344,10 @@ def _is_open(began: Message, state: State) -> bool:
 
 def _was_asked(state: State, name: str) -> bool:
     """Return whether a trainer that is gone was asked to exit: by its own conduct, or with the whole host."""
-    told = any(each.name == name and each.told_pause and each.conduct is Conduct.EXIT for each in state.trainers)
-    return told or isinstance(state.phase, Shutdown)
+    is_ordered = any(
+        each.name == name and each.pause_ordered and each.conduct is Conduct.EXIT for each in state.trainers
+    )
+    return is_ordered or isinstance(state.phase, Shutdown)
 
 
 def is_wanted(message: Message, alarms: str) -> bool:

@@ -9,8 +9,8 @@ import pytest
 from powerguard.cli.words import _SENTENCES
 from powerguard.core.model.actions import Action, Conduct, Level, Note
 from powerguard.core.model.policy import Mode
-from powerguard.core.model.state import Battery, Feed, Gone, Maintenance, State, Supplied
-from powerguard.daemon.notify.hearing import Heard, Hearing, Message, composed, is_wanted, texts
+from powerguard.core.model.state import Battery, Feed, Maintenance, NetworkLoss, State, Supplied
+from powerguard.daemon.notify.composer import Message, MessageComposer, StepNotes, composed, is_wanted, texts
 from powerguard.daemon.notify.messenger import _drill
 from tests.daemon.notify.post import began, ended, note
 from tests.daemon.watched import NOW_S, TRAINER, drilled, scene
@@ -18,7 +18,7 @@ from tests.daemon.watched import NOW_S, TRAINER, drilled, scene
 HOUR_S = 3600.0
 
 
-class Listener(Hearing):
+class Listener(MessageComposer):
     """Hears one note after the other, at a time of the test's own."""
 
     def __init__(self, language: str = "en", *, mode: str = "armed") -> None:
@@ -27,7 +27,7 @@ class Listener(Hearing):
         super().__init__("gpu-01", language, lambda: self.now)
 
     def tell(self, *notes: Note, state: State | None = None, outage: str = "o1") -> list[Message]:
-        return self.of_step(Heard(notes, State() if state is None else state, outage, self.mode, self.now))
+        return self.of_step(StepNotes(notes, State() if state is None else state, outage, self.mode, self.now))
 
 
 def test_an_outage_is_told_step_by_step() -> None:
@@ -96,7 +96,7 @@ def test_the_same_trouble_is_told_once_an_hour() -> None:
         assert hears.tell(raised) == []
         assert hears.tell(cleared) == []
     assert hears.tell(raised) == []
-    standing = replace(State(), told=("overload",))
+    standing = replace(State(), alarms=("overload",))
     assert hears.watch({}, standing, "armed") == []
     hears.now += HOUR_S
     (again,) = hears.watch({}, standing, "armed")
@@ -149,7 +149,9 @@ def test_what_a_reboot_has_ended_does_not_stand() -> None:
     (lost,) = hears.tell(note("source_lost", Level.ERROR, "no answer", source="snmp:10.0.0.5", conduct="alarm"))
     hears.tell(note("network_lost", because="eth0 went down", part="eth0"))
     hears.tell(note("guard_started"))
-    silent = replace(State(), feed=Feed(lost_since_s=NOW_S), gone=(Gone(part="eth0", heard_s=NOW_S, at_s=NOW_S),))
+    silent = replace(
+        State(), feed=Feed(lost_since_s=NOW_S), gone=(NetworkLoss(part="eth0", heard_s=NOW_S, at_s=NOW_S),)
+    )
     assert hears.watch({}, replace(silent, guarded_since_s=NOW_S), "armed") == []
     several = replace(State(), upses=(Supplied(ups="a", feed=Feed(), battery=Battery()),))
     for after in (State(), several):
@@ -167,9 +169,9 @@ def test_what_a_reboot_has_ended_does_not_stand() -> None:
     ("state", "told"),
     [
         (State(), 1),
-        (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.EXIT, told_pause=True),)), 0),
+        (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.EXIT, pause_ordered=True),)), 0),
         (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.EXIT),)), 1),
-        (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.PAUSE, told_pause=True),)), 1),
+        (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.PAUSE, pause_ordered=True),)), 1),
         (scene("shutdown").state, 0),
     ],
     ids=["unknown", "told to exit", "not told", "told to pause", "the host stops"],
