@@ -105,11 +105,11 @@ def _trainers(figures: dict[str, object]) -> list[tuple[str, str, str]]:
 def _doubts(figures: dict[str, object], paint: Paint) -> list[str]:
     """What was not measured, and why."""
     doubts = {
-        "load_told": "the UPS reports no load, so the saving by a pause is unknown",
+        "load_reported": "the UPS reports no load, so the saving by a pause is unknown",
         "load_paused_settled": "the paused load did not settle, so it is not learned",
         "load_capped_settled": "the capped load did not settle, so it is not learned",
         "health_learned": "the discharge was not deep enough to measure the battery's health",
-        "cap_speed_told": "no trainer reported enough steps, so it is unknown whether a cap pays",
+        "cap_speed_reported": "no trainer reported enough steps, so it is unknown whether a cap pays",
     }
     return [f"  {paint('!', 'yellow')} {text}" for name, text in doubts.items() if figures.get(name) is False]
 

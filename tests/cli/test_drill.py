@@ -468,7 +468,7 @@ def last(daemon: Watched) -> dict[str, Any]:
 
 def test_the_report_shows_what_was_not_measured(golden: Golden) -> None:
     report = last(drilled())
-    report["figures"] |= {"load_told": False, "cap_speed_told": False, "checkpoint_verified.llm": False}
+    report["figures"] |= {"load_reported": False, "cap_speed_reported": False, "checkpoint_verified.llm": False}
     golden("drill", "\n".join(describe(report, Paint())))
 
 

@@ -74,7 +74,7 @@ def shape(
     """Return the JSON object. name: of its `object`; from_: where the values come from; notes: further warnings."""
     sys_object_id, sys_descr = identity(answers)
     is_ups = decoded.kind == "ups"
-    replace = True if decoded.replace_battery else (False if decoded.replace_told else None)
+    replace = True if decoded.replace_battery else (False if decoded.replace_reported else None)
     return {
         "schema_version": 1,
         "object": name,

@@ -162,7 +162,7 @@ def look_at_load(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
     if not late and (load is None or (stage.name == "cap" and not _speeds_known(turn, stage))):
         return None
     if load is None or drill.load is None:
-        figure(turn, load_told=False)
+        figure(turn, load_reported=False)
         return ""
     figures: dict[str, Scalar] = _drop(own.rating_w(turn.policy, turn.state), stage.name, drill.load, load)
     if not settled:
@@ -219,7 +219,7 @@ def _learn_cap(turn: Turn, drill: Drill, stage: DrillStage, load: float, *, sett
         now / old for name, old in drill.speeds if old > 0.0 and (now := speed_of(stage, name)) is not None
     ]  # fmt: skip
     if before is None or not ratios:
-        figure(turn, cap_speed_told=False)
+        figure(turn, cap_speed_reported=False)
         return
     speed = min(1.0, sum(ratios) / len(ratios))
     figure(turn, cap_speed=rounded(speed))

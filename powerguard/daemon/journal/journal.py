@@ -165,7 +165,7 @@ class Journal:
         self._reads_stuck = 0
         self._durable = True
         self._reason = ""
-        self._dropped = self._dropped_untold = 0
+        self._dropped = self._dropped_unreported = 0
         self._lost = ""
         self._late: Callable[[Loaded], None] | None = None
         self._pending: deque[tuple[int, Record]] = deque()
@@ -331,7 +331,7 @@ class Journal:
         while len(self._pending) > self._limits.memory_steps:
             self._pending.popleft()
             self._dropped += 1
-            self._dropped_untold += 1
+            self._dropped_unreported += 1
         if record.problem:
             log.error("journal_step_unwritable", because=record.problem)
 
@@ -352,7 +352,7 @@ class Journal:
             snapshot=self._snapshot,
             open_outage=None if self._open is None else self._open.id,
             counters=self._uncounted,
-            dropped=self._dropped_untold,
+            dropped=self._dropped_unreported,
         )
         self._uncounted = {}
         self._busy = True
@@ -368,7 +368,7 @@ class Journal:
             return
         while self._pending and self._pending[0][0] <= last:
             self._pending.popleft()
-        self._dropped_untold -= batch.dropped
+        self._dropped_unreported -= batch.dropped
         self._since_prune += len(batch.records)
         for number in [each for each in self._waiters if each <= last]:
             self._answer(number, durable=True)

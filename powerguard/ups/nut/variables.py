@@ -41,7 +41,7 @@ _KNOWN: Final = frozenset(_STATES) | {
     *("OL", "!OL", "OB", "HB", "CHRG", "DISCHRG", "OFF", "TRIM", "BOOST", "ECO", "FSD", "WAIT"),
 }
 _MOST_TOKENS: Final = 32
-STATUS_UNREPORTED: Final = "status_not_told"
+STATUS_UNREPORTED: Final = "status_unreported"
 """Alarm: upsd answers, and ups.status is empty, WAIT, or without a word that says where the output comes from."""
 
 # Drivers that read the UPS over a network, where its answers can be forged however well upsd's own are protected.

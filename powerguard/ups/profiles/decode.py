@@ -60,13 +60,13 @@ class Draft:
     """The reading as decoded so far.
 
     candidates: for each number, what each profile gives, most trusted first: (value, object).
-    lines: the rows behind a number that was read from a table. replace_told: something was said of replacing.
+    lines: the rows behind a number that was read from a table. replace_reported: something was said of replacing.
     """
 
     output_source: OutputSource | None = None
     input_present: bool | None = None
     battery_status: BatteryStatus | None = None
-    replace_told: bool = False
+    replace_reported: bool = False
     outlets: list[tuple[str, OutletState]] = field(default_factory=list)
     lines: dict[str, tuple[float, ...]] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
@@ -259,7 +259,7 @@ class Decoded:
     Fields as in `core.model.Reading`. output_source is None when no profile's object was answered: then there
     is no reading. stale: why the values are frozen (the card has lost its UPS); None when they are live.
     witnesses: which parts of the same answer support "on battery" by themselves.
-    battery_status: None when no object reports it. replace_told: whether the device reports replacement at all.
+    battery_status: None when no object reports it. replace_reported: whether the device reports replacement at all.
     load_lines: the live lines behind load_pct, () for a single number. amps, outlets: of PDUs; () and None: not
         reported.
     """
@@ -281,7 +281,7 @@ class Decoded:
     load_lines: tuple[float, ...] = ()
     low_battery: bool = False
     replace_battery: bool = False
-    replace_told: bool = False
+    replace_reported: bool = False
     overload: bool = False
     testing: bool = False
     calibrating: bool = False
@@ -550,7 +550,7 @@ def _decode_yes_or_no(profiles: Sequence[Profile], answers: Answers, tables: Tab
                 draft.reject(state.value, oid, raw, f"{source.object} has no such value")
                 continue
             if state is State.REPLACE_BATTERY:
-                draft.replace_told = True
+                draft.replace_reported = True
             if is_one_of(raw, source.is_) and source.applies(answers):
                 draft.states.setdefault(state, source.object)
 
@@ -651,7 +651,7 @@ def finish(draft: Draft, kind: Kind = "ups") -> Decoded:
         battery_status=draft.battery_status,
         low_battery=draft.low_battery,
         replace_battery=bool(REPLACE & states.keys()),
-        replace_told=draft.replace_told,
+        replace_reported=draft.replace_reported,
         overload=State.OVERLOAD in states,
         testing=State.SELF_TEST in states,
         calibrating=State.CALIBRATION in states,

@@ -398,7 +398,7 @@ class TrapListener:
                     name=self.name_of(trap_oid),
                     trap=trap_oid,
                     sender=address,
-                    untold=unlogged,
+                    unlogged=unlogged,
                 )
                 unlogged = -1
             self._log_allowances[ups] = (allowance, unlogged + 1)

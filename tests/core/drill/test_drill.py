@@ -232,7 +232,7 @@ def test_a_ups_that_tells_no_load_teaches_nothing() -> None:
         "16 drill scope=pause\n17..130 utility charge=100 runtime=360"
     )
     assert told.state.learned.pauses == ()
-    assert dict(report(told).figures)["load_told"] is False
+    assert dict(report(told).figures)["load_reported"] is False
 
 
 def test_a_cap_teaches_load_and_speed() -> None:
@@ -275,7 +275,7 @@ def test_a_cap_without_steps_is_measured_and_believed_by_nobody() -> None:
     told = Player().play(f"policy {WORDS} cap_share=0.7\n{ANSWERS}\n{READY.replace('step=100 ', '')}\n{story}")
     figures = dict(report(told).figures)
     assert (figures["load_capped"], figures["drop_capped_w"]) == (0.5, 1000.0)
-    assert figures["cap_speed_told"] is False
+    assert figures["cap_speed_reported"] is False
     assert told.state.learned.cap is None
 
 

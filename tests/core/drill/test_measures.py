@@ -81,7 +81,7 @@ def test_a_load_that_is_told_too_late_is_compared_with_nothing() -> None:
     """Silent in the baseline, told in the pause: there is no drop, nothing is learned, and the drill is no failure."""
     ready = READY.replace("load=75 ", "")
     told = played("16 drill scope=pause\n17..46 utility charge=100\n47..110 utility load=40", ready=ready)
-    assert figures(told)["load_told"] is False
+    assert figures(told)["load_reported"] is False
     assert "load_paused" not in figures(told)
     assert told.state.learned.pauses == ()
     assert report(told).result == "passed"

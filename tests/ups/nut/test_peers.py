@@ -58,7 +58,7 @@ async def test_an_outage_as_upsd_tells_it() -> None:
         assert (reading.replace_battery, reading.runtime_s, reading.output_off_in_s) == (True, 90, 60)
         peer.change({"ups.status": "WAIT"})
         reading = await until(heard, Reading, lambda reading: not on_battery(reading))
-        assert (reading.output_source, "status_not_told" in reading.alarms) == (OutputSource.UNKNOWN, True)
+        assert (reading.output_source, "status_unreported" in reading.alarms) == (OutputSource.UNKNOWN, True)
         peer.change(UTILITY)
         assert (await until(heard, Reading, on_utility)).low_battery is False
 

@@ -154,7 +154,7 @@ def test_a_full_counter_in_seconds_rejects_the_minutes_too(seconds: int | None, 
 def test_a_value_that_the_mib_does_not_define_answers_nothing(raw: int, told_of: bool, replace: bool) -> None:
     """upsAdvBatteryReplaceIndicator knows 1 and 2. XPPC cards answer 0 in its twin: that is no "battery is good"."""
     decoded = told("apc", {f"{A}.2.2.4.0": raw})
-    assert (decoded.replace_told, decoded.replace_battery) == (told_of, replace)
+    assert (decoded.replace_reported, decoded.replace_battery) == (told_of, replace)
 
 
 @pytest.mark.parametrize("seconds", [-1, 0])

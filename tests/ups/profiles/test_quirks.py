@@ -88,10 +88,10 @@ def test_the_graver_word_on_the_battery_counts() -> None:
 
 def test_replacing_is_yes_no_or_not_told() -> None:
     profile = mini("states:\n  replace_battery:\n    - {object: replace, oid: .4.0, is: [[2, 5]]}\n")
-    assert (told(profile, {}).replace_battery, told(profile, {}).replace_told) == (False, False)
-    assert (told(profile, {".4.0": 1}).replace_battery, told(profile, {".4.0": 1}).replace_told) == (False, True)
+    assert (told(profile, {}).replace_battery, told(profile, {}).replace_reported) == (False, False)
+    assert (told(profile, {".4.0": 1}).replace_battery, told(profile, {".4.0": 1}).replace_reported) == (False, True)
     assert told(profile, {".4.0": 3}).replace_battery
-    assert not told(profile, {".4.0": Missing.NULL}).replace_told
+    assert not told(profile, {".4.0": Missing.NULL}).replace_reported
 
 
 def test_on_battery_takes_a_witness() -> None:
