@@ -25,13 +25,17 @@ from powerguard.trainer.guard import Guard
 from powerguard.trainer.loop.checkpointer import attempted
 from powerguard.trainer.seal.folder import leave_behind, newest_whole, prune, saved_in, seal, unseal
 from powerguard.trainer.seal.manifest import SealError
-from powerguard.trainer.store.store import SavedCheckpoint
+from powerguard.trainer.store.disk import FolderLock
+from powerguard.trainer.store.store import SavedCheckpoint, locked
 from powerguard.trainer.torch.ddp import settle_buckets
 
 _NAMES: Final = "checkpoint-[0-9]*"
 
 _BEGUN: Final = ".begun"
 """Marks a folder in which Transformers has begun to write and has not ended. One without is not ours to remove."""
+
+_locks: Final[dict[Path, FolderLock]] = {}
+"""Of the folders into which a training of this process saves: another one would set aside or remove its checkpoints."""
 
 Trainer = Any
 Arguments = Any
@@ -56,7 +60,8 @@ class PowerguardCallback(TrainerCallback):
     job: its name for the daemon. keep: how many sealed checkpoints stay, at least 2; older ones go when a newer one is
     durable. options: as `Guard` has them. Raises ValueError where `save_total_limit` is set (Transformers then removes
     the old checkpoint before the new one is on the disk), or `save_only_model`. The best checkpoint, which
-    `load_best_model_at_end` needs, stays in addition to `keep`.
+    `load_best_model_at_end` needs, stays in addition to `keep`. While it trains, output_dir is locked: StoreError from
+    `train()` if another process trains there.
     """
 
     def __init__(self, trainer: Trainer, *, job: str, keep: int = 2, **options: Any) -> None:  # noqa: ANN401 - see Guard
@@ -92,6 +97,9 @@ class PowerguardCallback(TrainerCallback):
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         self._close()  # a training that failed before
+        if state.is_world_process_zero and (root := Path(args.output_dir).resolve()) not in _locks:
+            root.mkdir(parents=True, exist_ok=True)
+            _locks[root] = locked(root, ".lock-transformers")
         self._written = self._sealed = -1
         settle_buckets([self._trainer.model_wrapped])
         restored = None
@@ -146,6 +154,8 @@ class PowerguardCallback(TrainerCallback):
         if self.guard is not None:
             self.guard.close()
             self.guard = None
+            if (lock := _locks.pop(Path(self._trainer.args.output_dir).resolve(), None)) is not None:
+                lock.close()
 
     def _folder(self, step: int) -> Path:
         return Path(self._trainer.args.output_dir) / f"checkpoint-{step}"

@@ -14,6 +14,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from powerguard.trainer import StopTraining
 from powerguard.trainer.seal.folder import verify
 from powerguard.trainer.seal.manifest import SEAL, SealError
+from powerguard.trainer.store.store import StoreError, locked
 from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoint
 from powerguard.wire import After
 from tests.peers.ports import free_port
@@ -261,6 +262,16 @@ def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path) -> None:
     ]
 
 
+def test_a_second_training_in_the_same_folder_is_refused(folder: Path) -> None:
+    """Each would set aside or remove what the other saves. In one process, a later training may follow."""
+    (folder / "out").mkdir()
+    with locked(folder / "out", ".lock-transformers"), pytest.raises(StoreError, match="another process writes"):
+        trained(folder, Net())
+    trained(folder, Net(), save_strategy="steps", save_steps=10)
+    with locked(folder / "out", ".lock-transformers"):
+        pass
+
+
 def test_what_a_failed_save_has_left_goes_with_the_next_one(folder: Path) -> None:
     """Each of a kill or a full disk would take room for good. What was never ours stays."""
     out = folder / "out"
@@ -272,7 +283,7 @@ def test_what_a_failed_save_has_left_goes_with_the_next_one(folder: Path) -> Non
         trained(
             folder, Net(), free, at=5, does=lambda: wish(folder, After.CONTINUE), save_strategy="steps", save_steps=10
         )
-        assert sorted(path.name for path in out.iterdir()) == ["checkpoint-2", "checkpoint-20", "checkpoint-30"]
+        assert sorted(path.name for path in out.glob("[!.]*")) == ["checkpoint-2", "checkpoint-20", "checkpoint-30"]
         assert not list(out.glob("*/.begun"))
 
 
