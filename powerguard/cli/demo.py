@@ -41,7 +41,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ups",
         metavar="PORT",
-        type=port(1161),
+        type=port(1161, least=0),
         nargs="?",
         const=1161,
         help="serve only the simulated UPS, over SNMP on 127.0.0.1 (port 1161), for a daemon of your own; Enter pulls "

@@ -63,9 +63,9 @@ def whole(least: int = 0, most: int = 10**15 - 1, *, example: int) -> Callable[[
     return read
 
 
-def port(example: int) -> Callable[[str], int]:
-    """Return the type of an option that takes the number of a port."""
-    return whole(1, 65535, example=example)
+def port(example: int, *, least: int = 1) -> Callable[[str], int]:
+    """Return the type of an option that takes the number of a port. least: 0: any free one may be chosen."""
+    return whole(least, 65535, example=example)
 
 
 def add_snmp_secrets(parser: argparse.ArgumentParser) -> None:

@@ -814,7 +814,7 @@ USAGE = [
     (["maintenance", "on", "--for", "99d", "--reason", "x"], "--for"),
     (["maintenance", "on", "--for", "1h"], "--reason"),
     (["history", "--limit", "0"], "1 to 999999999999999, got '0' (example: 20)"),
-    (["demo", "--ups", "99999"], "1 to 65535, got '99999' (example: 1161)"),
+    (["demo", "--ups", "99999"], "0 to 65535, got '99999' (example: 1161)"),
     (["snmp", "probe", "card", "--port", "x"], "must be a whole number"),
     (["seal", "ckpt", "--step", "-1"], "must be a whole number"),
     (["completion", "tcsh"], "bash"),
