@@ -153,17 +153,17 @@ def _asked(rounds: int, mb: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def _once(folder: Path, name: str) -> tuple[float, float]:
     """Return seconds from the trigger until durable, and of these from the first byte to the last."""
     began_s = time.perf_counter()
-    told = _ask(folder, "POST", "/api/v1/trigger_checkpoint", {"id": name, "after": "pause", "deadline_s": 60})
+    answer = _ask(folder, "POST", "/api/v1/trigger_checkpoint", {"id": name, "after": "pause", "deadline_s": 60})
     write_from_s = write_until_s = 0.0
-    while told["phase"] not in ("committed", "failed", "aborted"):
-        told = _ask(folder, "GET", f"/api/v1/checkpoints/{name}?wait=10&seen={told['phase']}")
+    while answer["phase"] not in ("committed", "failed", "aborted"):
+        answer = _ask(folder, "GET", f"/api/v1/checkpoints/{name}?wait=10&seen={answer['phase']}")
         now_s = time.perf_counter()
-        if told["phase"] == "writing" and not write_from_s:
+        if answer["phase"] == "writing" and not write_from_s:
             write_from_s = now_s
-        elif told["phase"] in ("committing", "committed") and not write_until_s:
+        elif answer["phase"] in ("committing", "committed") and not write_until_s:
             write_until_s = now_s
-    if told["phase"] != "committed":
-        raise RuntimeError(told)
+    if answer["phase"] != "committed":
+        raise RuntimeError(answer)
     return time.perf_counter() - began_s, max(0.0, write_until_s - write_from_s) if write_from_s else 0.0
 
 

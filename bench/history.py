@@ -41,9 +41,9 @@ def run(*, quick: bool) -> list[Figure]:
         for _ in range(3 if quick else 20):
             began_s = time.perf_counter()
             command = [sys.executable, "-m", "powerguard", "history", "--sum", "--journal", str(path)]
-            told = subprocess.run(command, check=True, capture_output=True, text=True)
+            ended = subprocess.run(command, check=True, capture_output=True, text=True)
             taken_s.append(time.perf_counter() - began_s)
-            if not told.stdout.startswith(f"{OUTAGES} outages"):
-                message = f"the sum is not of {OUTAGES} outages: {told.stdout[:80]}"
+            if not ended.stdout.startswith(f"{OUTAGES} outages"):
+                message = f"the sum is not of {OUTAGES} outages: {ended.stdout[:80]}"
                 raise RuntimeError(message)
     return [Figure(name=f"history --sum over {OUTAGES} outages", unit="s", values=tuple(taken_s), bar="<= 1")]

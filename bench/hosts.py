@@ -30,11 +30,16 @@ def run(*, quick: bool = False) -> list[Figure]:
         check=True,
         timeout=900,
     )
-    told = json.loads(done.stdout.splitlines()[-1])
+    measured_s = json.loads(done.stdout.splitlines()[-1])
     return [
-        Figure(name="one of four hosts commits: the last other rank ended", unit="s", values=tuple(told[0]), bar="2 s"),
-        Figure(name="all four hosts on: the ranks meet (processes, torch)", unit="s", values=tuple(told[1])),
-        Figure(name="from there to the first new step", unit="s", values=tuple(told[2]), bar="30 s"),
+        Figure(
+            name="one of four hosts commits: the last other rank ended",
+            unit="s",
+            values=tuple(measured_s[0]),
+            bar="2 s",
+        ),
+        Figure(name="all four hosts on: the ranks meet (processes, torch)", unit="s", values=tuple(measured_s[1])),
+        Figure(name="from there to the first new step", unit="s", values=tuple(measured_s[2]), bar="30 s"),
     ]
 
 

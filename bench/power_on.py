@@ -79,15 +79,17 @@ def run(*, quick: bool) -> list[Figure]:
     # Fresh interpreters, as for any run: nothing of this process is copied into them.
     with ProcessPoolExecutor(cores(), mp_context=multiprocessing.get_context("spawn")) as pool:
         for name, shares in SETS.items():
-            told = _told(pool, shares, faults=False, count=counts[False])
-            told += _told(pool, shares, faults=True, count=counts[True])
-            print(_line(name, told), flush=True)
+            reports = _reports(pool, shares, faults=False, count=counts[False])
+            reports += _reports(pool, shares, faults=True, count=counts[True])
+            print(_line(name, reports), flush=True)
             bar = "0.0" if _COVER & set(name) and name not in _ELSE else ""
-            figures.append(Figure(name=f"stranded, {name}", unit="%", values=(_stranded_pct(told[0]),), bar=bar))
+            figures.append(Figure(name=f"stranded, {name}", unit="%", values=(_stranded_pct(reports[0]),), bar=bar))
     return figures
 
 
-def _told(pool: ProcessPoolExecutor, shares: Mapping[str, float], *, faults: bool, count: int) -> list[dict[str, Any]]:
+def _reports(
+    pool: ProcessPoolExecutor, shares: Mapping[str, float], *, faults: bool, count: int
+) -> list[dict[str, Any]]:
     """Return the report with a policy that is kept, and with one that lies."""
     seeds, size = range(SEED, SEED + count), max(1, count // (8 * cores()))
     pairs = pool.map(partial(_played, dict(shares), faults=faults), seeds, chunksize=size)
@@ -108,15 +110,15 @@ def _site(shares: Mapping[str, float], *, lies: bool) -> Site:
     return Site(drill=DrillSite(done=True, cap=True), returns=ReturnSite.model_validate(returns))
 
 
-def _stranded_pct(told: Mapping[str, Any]) -> float:
-    return float(100.0 * told["stranded"] / told["outages"])
+def _stranded_pct(result: Mapping[str, Any]) -> float:
+    return float(100.0 * result["stranded"] / result["outages"])
 
 
-def _line(name: str, told: Sequence[Mapping[str, Any]]) -> str:
-    kept = told[0]
+def _line(name: str, reports: Sequence[Mapping[str, Any]]) -> str:
+    kept = reports[0]
     (whole,) = kept["stranded_by_methods"]
     by = ", ".join(
         f"{letter} {whole['back_by'][method]}" for method, letter in LETTERS.items() if whole["back_by"][method]
     )
-    stranded = " | ".join(f"{_stranded_pct(each):.1f}" for each in told)
+    stranded = " | ".join(f"{_stranded_pct(each):.1f}" for each in reports)
     return f"| {name} | {stranded} | {whole['wait_s_mean']:.0f} | {kept['excess_s_mean']:.0f} | {by} |"

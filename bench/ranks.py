@@ -207,7 +207,7 @@ def _train(
             began = time.perf_counter()
             name = f"e{number}"
             requests.trigger(TriggerRequest(id=name, after=After.CONTINUE))
-            while (told := requests.checkpoint(name, wait_s=10.0)) is None or told.phase is not Phase.COMMITTED:
+            while (status := requests.checkpoint(name, wait_s=10.0)) is None or status.phase is not Phase.COMMITTED:
                 pass
             took.append(time.perf_counter() - began)
         pipe.send(tuple(took))

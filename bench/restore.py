@@ -27,8 +27,8 @@ def run(*, quick: bool) -> list[Figure]:
             def child(way: str, state: str = state, folder: str = folder) -> dict[str, float]:
                 command = [python, "-m", "bench.restore_child", folder, state, way, "quick" if quick else "whole"]
                 done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
-                told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-                return told
+                result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+                return result
 
             gb = child("save")["gb"]
             for _ in range(1 if quick else 5):

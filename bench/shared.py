@@ -61,8 +61,8 @@ def table(outages: int) -> list[Figure]:
                 statistics.fmean(each.loss_s for each in played),
             ]
             violations = [violation for each in played for violation in each.violations]
-            told = [f"{number:.1f}" for number in (*numbers, *tiers)]
-            print(f"| {fleet} | {' | '.join(told)} | {lost:.2f} | {len(violations)} |", flush=True)
+            cells = [f"{number:.1f}" for number in (*numbers, *tiers)]
+            print(f"| {fleet} | {' | '.join(cells)} | {lost:.2f} | {len(violations)} |", flush=True)
             for violation in violations[:5]:
                 print(violation)
             figures.append(Figure(name=f"weighted excess, {fleet}", unit="s/outage", values=tuple(excess)))

@@ -97,13 +97,13 @@ def table(outages: int) -> list[Figure]:
         played = {policy: _play(site, policy, outages) for policy in (*OTHERS, "powerguard")}
         means: dict[str, float] = {}
         for policy, samples in played.items():
-            told = report(samples, _options(policy, outages))
-            means[policy] = told["excess_s_mean"]
+            result = report(samples, _options(policy, outages))
+            means[policy] = result["excess_s_mean"]
             shares = [
-                100.0 * told[key] / outages
+                100.0 * result[key] / outages
                 for key in ("planning_dirty", "physics_dirty", "shutdowns", "needless", "stranded")
             ]
-            seconds = [told[f"{key}_s_{how}"] for key, how in _SECONDS]
+            seconds = [result[f"{key}_s_{how}"] for key, how in _SECONDS]
             numbers = [*seconds, *shares]
             print(f"| {name} | {policy} | {' | '.join(f'{number:.1f}' for number in numbers)} |", flush=True)
             figures.append(Figure(name=f"excess, {name}, {policy}", unit="s/outage", values=(means[policy],)))
@@ -114,8 +114,8 @@ def table(outages: int) -> list[Figure]:
                 figures.append(dirty)
         if name in GOALS:
             times = min(means[policy] for policy in OTHERS) / max(means["powerguard"], 1e-9)
-            told_as = f"best of the others / powerguard, {name}"
-            figures.append(Figure(name=told_as, unit="times", values=(times,), bar=f">= {GOALS[name]:g}"))
+            label = f"best of the others / powerguard, {name}"
+            figures.append(Figure(name=label, unit="times", values=(times,), bar=f">= {GOALS[name]:g}"))
     return figures
 
 

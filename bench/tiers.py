@@ -64,7 +64,7 @@ def _by_boto3(saved: SavedCheckpoint, server: S3Server, key: str, *, checksum: b
 
 
 def _costs(at: Path, server: S3Server, saved: SavedCheckpoint, runs: int) -> list[Figure]:
-    told: dict[str, list[tuple[float, float]]] = {}
+    measured: dict[str, list[tuple[float, float]]] = {}
     (at / "nas").mkdir()
     s3 = remote_of("s3://bench", server.url, at, part_bytes=32 << 20, connections=4)
     plain = remote_of("s3://bench", server.url, at, part_bytes=32 << 20, connections=4, checksum=False)
@@ -77,9 +77,9 @@ def _costs(at: Path, server: S3Server, saved: SavedCheckpoint, runs: int) -> lis
     }
     for run in range(runs):  # interleaved: what else the machine does falls on all of them
         for name, method in methods.items():
-            told.setdefault(name, []).append(method(str(run)))
-    cpu = [Figure(name=f"upload to {n}", unit="CPU s/GB", values=tuple(c for c, _ in v)) for n, v in told.items()]
-    rate = [Figure(name=f"upload to {n}", unit="GB/s", values=tuple(r for _, r in v)) for n, v in told.items()]
+            measured.setdefault(name, []).append(method(str(run)))
+    cpu = [Figure(name=f"upload to {n}", unit="CPU s/GB", values=tuple(c for c, _ in v)) for n, v in measured.items()]
+    rate = [Figure(name=f"upload to {n}", unit="GB/s", values=tuple(r for _, r in v)) for n, v in measured.items()]
     beside = dcp.saved(at / "nas" / "dcp", saved.size_bytes, runs, " into the folder, while training stands still")
     return cpu + rate + beside
 
@@ -118,14 +118,14 @@ def _holds(at: Path, server: S3Server, saved: SavedCheckpoint, runs: int, busy: 
 
 def _steps_s(seconds: float) -> list[float]:
     """Steps of a loop that only computes, for so long."""
-    told = []
+    steps_s = []
     end_s = time.perf_counter() + seconds
     while (began_s := time.perf_counter()) < end_s:
         total = 0
         for number in range(_STEP):
             total += number
-        told.append(time.perf_counter() - began_s)
-    return told
+        steps_s.append(time.perf_counter() - began_s)
+    return steps_s
 
 
 def _felt(at: Path, server: S3Server, saved: SavedCheckpoint, runs: int, beside: int) -> Figure:
