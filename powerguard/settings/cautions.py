@@ -97,23 +97,26 @@ def _hint(name: str, known: list[str]) -> str:
 
 def secrets_in(settings: object) -> Iterator[tuple[KeyPath, Secret]]:
     """Yield every secret that settings name, with the path of its setting: keys of maps and places in lists."""
-    return ((path, value) for path, value in _values(settings) if isinstance(value, Secret))
+    return ((path, value) for path, value in _fields(settings, ()) if isinstance(value, Secret))
 
 
 def authorities_in(settings: object) -> Iterator[tuple[KeyPath, str]]:
     """Yield every file with certificates of authorities that settings name, with the path of its setting."""
-    named = ((path, value) for path, value in _values(settings) if path[-1] in {"ca", "ca_file"})
+    named = ((path, value) for path, value in _fields(settings, ()) if path[-1] in {"ca", "ca_file"})
     return ((path, value) for path, value in named if isinstance(value, str))
 
 
-def _values(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    if isinstance(value, BaseModel) and not isinstance(value, Secret):
+def _fields(value: object, path: KeyPath, *, is_field: bool = True) -> Iterator[tuple[KeyPath, object]]:
+    """Yield the values of fields, and all secrets: the keys of a map are the user's own words, such as labels."""
+    if isinstance(value, Secret):
+        yield path, value
+    elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
-            yield from _values(getattr(value, name), (*path, name))
+            yield from _fields(getattr(value, name), (*path, name))
     elif isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _values(inner, (*path, key))
-    else:
+            yield from _fields(inner, (*path, key), is_field=False)
+    elif is_field:
         yield path, value
 
 

@@ -80,6 +80,13 @@ def test_a_certificate_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Ca
     ]
 
 
+def test_a_label_named_ca_is_no_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "powerguard.yaml"
+    target = "{kind: alertmanager, url: 'http://am:9093', labels: {ca: west, ca_file: north}}"
+    path.write_text(f"{LEAST}notify: {{targets: {{ops: {target}}}}}\n", encoding="utf-8")
+    assert (run("config", "validate", str(path)), "error:" in capsys.readouterr().err) == (0, False)
+
+
 def test_what_does_not_exist_is_told_beside_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A value, a name that must agree, a profile and a secret: one run, in the order of the file."""
     path = tmp_path / "powerguard.yaml"
