@@ -178,16 +178,16 @@ def _remover(root: str, args: argparse.Namespace) -> Callable[[Entry], str]:
     if "://" not in root:
         return lambda entry: remove_one(Path(entry.path))
     tier, gate = tier_at(root, **access_of(args)), Gate(patience_s=PATIENCE_S)
-    gate.call(tier.remove_stale)
 
-    def remove_it(entry: Entry) -> str:
+    def attempt(call: Callable[[], object]) -> str:
         try:
-            gate.call(lambda: tier.remove(entry.name))
+            gate.call(call)
         except TierError as error:  # must not keep the others
             return str(error)
         return ""
 
-    return remove_it
+    trouble = attempt(tier.remove_stale)
+    return lambda entry: trouble or attempt(lambda: tier.remove(entry.name))
 
 
 @contextlib.contextmanager

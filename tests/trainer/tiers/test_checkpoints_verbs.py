@@ -136,6 +136,19 @@ def test_a_prune_that_fails_midway_names_what_went(
     assert faults == []
 
 
+def test_a_store_that_refuses_the_prune_leaves_what_went_elsewhere_in_the_report(
+    place: list[str], tmp_path: Path, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It refuses when the checkpoints of a folder of this host, named before it, have been removed."""
+    old, new = [Path(save(tmp_path / "here", step, mib=1).path) for step in (1, 2)]
+    proxy.rule = lambda _method, _path: None if old.exists() else Fault(403, "AccessDenied")
+    assert main(["checkpoints", "prune", str(tmp_path / "here"), *place, "--keep", "1", "--yes", "--json"]) == 1
+    pruned = told(capsys)
+    assert [each["path"] for each in pruned["removed"]] == [str(old)]
+    assert (old.exists(), new.exists()) == (False, True)
+    assert ["access is denied" in each["because"] for each in pruned["left"]] == [True] * 3
+
+
 def test_a_store_of_more_than_a_resume_looks_at_is_listed_and_rolled_back(
     empty: list[str], tmp_path: Path, s3: S3Server, bucket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
