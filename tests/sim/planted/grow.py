@@ -46,15 +46,19 @@ class Loader(importlib.machinery.SourceFileLoader):
         super().__init__(name, path)
         self.swaps = swaps
 
-    def get_code(self, fullname: str) -> CodeType:
-        """Compile it anew: what is cached is without the fault."""
+    def text(self) -> str:
+        """Return the module with the fault in it. Raises PlantError."""
         text = self.get_data(self.path).decode()
         for old, new in self.swaps:
             if text.count(old) != 1:
-                msg = f"{fullname} holds this {text.count(old)} times, and should once: {old!r}"
+                msg = f"{self.name} holds this {text.count(old)} times, and should once: {old!r}"
                 raise PlantError(msg)
             text = text.replace(old, new)
-        return compile(text, self.path, "exec", dont_inherit=True)
+        return text
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile it anew: what is cached is without the fault."""
+        return compile(self.text(), self.path, "exec", dont_inherit=True)
 
 
 class Finder:

@@ -779,7 +779,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="woken_before_the_output_is_cut",
         module="powerguard.core.comeback.methods",
-        swaps=(("        PowerOnMethod.RTC: max(wake_in_s + RTC_AFTER_S", "        Way.RTC: max(off_in_s"),),
+        swaps=(("        PowerOnMethod.RTC: max(wake_in_s + RTC_AFTER_S", "        PowerOnMethod.RTC: max(off_in_s"),),
         level="loop",
         within=60,
         hint=22,
@@ -914,8 +914,8 @@ PLANTS: tuple[Plant, ...] = (
         swaps=(
             ("isinstance(phase, OnBattery | Emergency) or (", "isinstance(phase, OnBattery) or ("),
             (
-                "    phase, feed = turn.state.phase, turn.state.feed\n    if isinstance(phase, Recovery)",
-                "    return True\n    if isinstance(phase, Recovery)",
+                "turn.state.feed\n    if isinstance(phase, Recovery)",
+                "turn.state.feed\n    return True\n    if isinstance(phase, Recovery)",
             ),
         ),
         level="job",
