@@ -30,6 +30,7 @@ from powerguard.trainer.seal.folder import (
     Sealed,
     digests,
     each_of,
+    hold,
     leave_behind,
     named,
     newest_whole,
@@ -39,8 +40,7 @@ from powerguard.trainer.seal.folder import (
     seal,
 )
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal
-from powerguard.trainer.store.disk import FolderLock
-from powerguard.trainer.store.store import SavedCheckpoint, StoreError, locked, make_root
+from powerguard.trainer.store.store import SavedCheckpoint, StoreError, make_root
 
 METADATA: Final = ".metadata"
 
@@ -157,9 +157,6 @@ def _take(folder: Path) -> None:
 
 _NAMES: Final = "dcp-step-*"
 
-_locks: Final[dict[Path, FolderLock]] = {}
-"""Of each root that this process saves into, until it ends: another training would set its checkpoints aside."""
-
 
 # --- One folder per step ------------------------------------------------------------------------------------------
 
@@ -184,8 +181,7 @@ def save_sealed(
 
     def new() -> str:
         make_root(root)
-        if root.resolve() not in _locks:
-            _locks[root.resolve()] = locked(root, ".lock-dcp")
+        hold(root, ".lock-dcp")
         leave_behind(root, step, _NAMES)
         for left in root.glob(f"{_NAMES}/{UNBORN}"):
             if not (left.parent / SEAL).exists():  # a kill, or a power cut, in the midst of an earlier save

@@ -501,7 +501,7 @@ class Guard:
         """Say that this step has ended and its state is whole. Saves, pauses or ends here when that was asked.
 
         step: how many have been done, in all epochs. Raises StopTraining, a SystemExit, when asked to end, or when
-        another host of the job has left (code 75); GivenUp once closed.
+        another host of the job has left (code 75); WriteAbandoned once closed.
         """
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             step = whole(step)

@@ -23,10 +23,9 @@ from transformers import TrainerCallback
 
 from powerguard.trainer.guard import Guard
 from powerguard.trainer.loop.checkpointer import attempted
-from powerguard.trainer.seal.folder import leave_behind, newest_whole, prune, saved_in, seal, unseal
+from powerguard.trainer.seal.folder import hold, leave_behind, let_go, newest_whole, prune, saved_in, seal, unseal
 from powerguard.trainer.seal.manifest import SealError
-from powerguard.trainer.store.disk import FolderLock
-from powerguard.trainer.store.store import SavedCheckpoint, locked
+from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.trainer.torch.ddp import settle_buckets
 
 _NAMES: Final = "checkpoint-[0-9]*"
@@ -34,8 +33,7 @@ _NAMES: Final = "checkpoint-[0-9]*"
 _BEGUN: Final = ".begun"
 """Marks a folder in which Transformers has begun to write and has not ended. One without is not ours to remove."""
 
-_locks: Final[dict[Path, FolderLock]] = {}
-"""Of the folders into which a training of this process saves: another one would set aside or remove its checkpoints."""
+_LOCK: Final = ".lock-transformers"
 
 Trainer = Any
 Arguments = Any
@@ -97,9 +95,9 @@ class PowerguardCallback(TrainerCallback):
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         self._close()  # a training that failed before
-        if state.is_world_process_zero and (root := Path(args.output_dir).resolve()) not in _locks:
-            root.mkdir(parents=True, exist_ok=True)
-            _locks[root] = locked(root, ".lock-transformers")
+        if state.is_world_process_zero:
+            Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+            hold(args.output_dir, _LOCK)
         self._written = self._sealed = -1
         settle_buckets([self._trainer.model_wrapped])
         restored = None
@@ -154,8 +152,7 @@ class PowerguardCallback(TrainerCallback):
         if self.guard is not None:
             self.guard.close()
             self.guard = None
-            if (lock := _locks.pop(Path(self._trainer.args.output_dir).resolve(), None)) is not None:
-                lock.close()
+            let_go(self._trainer.args.output_dir, _LOCK)
 
     def _folder(self, step: int) -> Path:
         return Path(self._trainer.args.output_dir) / f"checkpoint-{step}"

@@ -170,7 +170,7 @@ class Checkpointer(Protocol):
         ...
 
     def write(self, taken: Taken, report: ReportProgress, order: Order) -> SavedCheckpoint:
-        """Make it durable and only then return, in the writer's thread. May raise anything; GivenUp when cancelled."""
+        """Make it durable, then return, in the writer's thread. May raise anything; WriteAbandoned: cancelled."""
         ...
 
     def prepare(self, size_bytes: int, stop: Event) -> float | None:

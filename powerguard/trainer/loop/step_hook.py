@@ -112,7 +112,7 @@ class StepHook:
             attempted(self._writer.clear, "forgetting what was saved")
 
     def refuse_forked(self) -> None:
-        """Raise GivenUp in a child of fork: the thread that writes is the parent's."""
+        """Raise WriteAbandoned in a child of fork: the thread that writes is the parent's."""
         if self.forked:
             raise WriteAbandoned(FORKED)
 

@@ -171,7 +171,7 @@ class Writer:
         """Return the snapshot that may be overwritten, for a state that was asked for: never one that is being written.
 
         The newest state that is not written yet stays in memory if it can, until the next one is whole. Where there is
-        one snapshot, and it is being written, this waits. Raises GivenUp; StoreError if the disk does not go on.
+        one snapshot, and it is being written, this waits. Raises WriteAbandoned; StoreError if the disk does not go on.
         """
         if self._checkpointer.snapshots == 1:
             self._await(operation)
@@ -188,7 +188,7 @@ class Writer:
     def _await(self, operation: Operation | None) -> None:
         """Wait until no snapshot is being written: it gives way to an operation's state, or goes first.
 
-        Raises GivenUp; StoreError if the disk does not go on.
+        Raises WriteAbandoned; StoreError if the disk does not go on.
         """
         requests = self._requests
         seen, until_s = -1, 0.0

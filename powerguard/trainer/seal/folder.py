@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from powerguard.trainer.log import log
 from powerguard.trainer.seal.manifest import (
@@ -48,7 +48,7 @@ from powerguard.trainer.store.disk import Disk, FolderLock
 from powerguard.trainer.store.folders import BAD, OLD
 from powerguard.trainer.store.manifest import MANIFEST, step_of
 from powerguard.trainer.store.shards import in_threads
-from powerguard.trainer.store.store import SavedCheckpoint
+from powerguard.trainer.store.store import SavedCheckpoint, locked
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -661,6 +661,27 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
             named(unsealed),
         )
     return None
+
+
+_held: Final[dict[Path, FolderLock]] = {}
+"""By file: the locks of the roots into which this process saves."""
+
+
+def hold(root: str | os.PathLike[str], name: str) -> None:
+    """Lock the file `name` in this root, if this process does not hold it: a second training would destroy the first.
+
+    It would set aside or remove its checkpoints. Raises StoreError: another process holds it.
+    """
+    root = Path(root).resolve()
+    if root / name not in _held:
+        _held[root / name] = locked(root, name)
+
+
+def let_go(root: str | os.PathLike[str], name: str) -> None:
+    """Unlock it, where this process holds it; it goes in any case with the process."""
+    lock = _held.pop(Path(root).resolve() / name, None)
+    if lock is not None:
+        lock.close()
 
 
 def leave_behind(root: Path, above: int, names: str = "*") -> None:
