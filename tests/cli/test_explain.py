@@ -18,6 +18,7 @@ from powerguard.cli.outages.explain import describe, explained, what_if
 from powerguard.cli.outages.facts import gather
 from powerguard.cli.outages.history import Outage, read
 from powerguard.cli.render import Paint
+from powerguard.cli.words import sentence
 from powerguard.core.model.events import Abort
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import NotDurable
@@ -756,3 +757,17 @@ def test_hostile_names_do_not_reach_the_terminal(run: Run, tmp_path: Path) -> No
 def test_the_documented_objects_are_of_these_verbs() -> None:
     for name, what in (("explain", "explanation"), ("history", "history"), ("replay", "replay")):
         assert json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8"))["object"] == what
+
+
+@pytest.mark.parametrize("name", ["explain", "replay"])
+def test_the_documented_texts_are_those_of_today(name: str) -> None:
+    def steps_in(value: object) -> Iterator[dict[str, Any]]:
+        if isinstance(value, dict) and "text" in value and "numbers" in value:
+            yield value
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from steps_in(inner)
+
+    steps = list(steps_in(json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8"))))
+    assert steps
+    for each in steps:
+        assert each["text"] == sentence(each["event"], each["because"], each["numbers"], "armed")

@@ -73,15 +73,15 @@ async def test_a_host_whose_clock_is_wrong_has_its_alerts_seen(url: str, tmp_pat
     target = {"kind": "alertmanager", "url": url, "limit_s": 30}
     async with post(options(alerts=target), tmp_path, Clock(ahead_s=ahead_s)) as made:
         made.hear(*began())
-        made.hear(note("way_blocked", because="x", way="w"))
+        made.hear(note("power_on_blocked", because="x", method="m"))
         await made.until(lambda: made.view("alerts").delivered == 2)
         found = await alerts(url)
-        assert set(found) == {"PowerguardOutage", "PowerguardWayBlocked"}
+        assert set(found) == {"PowerguardOutage", "PowerguardPowerOnBlocked"}
         left = ends(found, "PowerguardOutage") - datetime.now(UTC)
         assert timedelta(minutes=2) < left < timedelta(minutes=7)
         made.hear(*ended())
         await made.until(lambda: made.view("alerts").delivered == 3)
-        assert set(await alerts(url)) == {"PowerguardWayBlocked"}
+        assert set(await alerts(url)) == {"PowerguardPowerOnBlocked"}
 
 
 async def test_an_alert_still_ends_by_itself_after_the_hosts_clock_was_set(url: str, tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def method_rows(status: Mapping[str, Any], words: Mapping[str, str]) -> list[Row
     layers = sorted(status["power_on"]["layers"], key=lambda each: _ORDER.get(each["stands"], len(_ORDER)))
     return [
         Row(
-            word(words, "way", each["name"]) + (f" ({each['ups']})" if each["ups"] else ""),
+            word(words, "method", each["name"]) + (f" ({each['ups']})" if each["ups"] else ""),
             word(words, "stands", each["stands"]),
             _MOODS.get(each["stands"], "plain"),
             [each["why"]] if each["why"] else [],
