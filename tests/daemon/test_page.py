@@ -370,7 +370,7 @@ def test_a_host_of_a_lower_tier_shows_the_room_for_the_higher_ones() -> None:
     curves = Curves()
     curves.take(daemon)
     (point,) = curves.points
-    assert point.need_s == conditions.foretold(daemon.policy, daemon.state, daemon.now_s).pause_need_s
+    assert point.need_s == conditions.budget_now(daemon.policy, daemon.state, daemon.now_s).pause_need_s
 
 
 def test_a_load_in_watts_has_its_curve() -> None:

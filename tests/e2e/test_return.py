@@ -36,7 +36,7 @@ async def test_the_host_returns_and_training_with_it() -> None:
         world.ups.utility = True
         world.trainers[0].paused = False
         storage = world.folder / "ckpt"
-        kept = RememberedFolder(real=str(storage), mounted=None, steps={"llm": 5}, told_at=0.0)
+        kept = RememberedFolder(real=str(storage), mounted=None, steps={"llm": 5}, current_at=0.0)
         (world.journal.parent / MEMORY).write_text(to_json(HostMemory(places={str(storage): kept})), encoding="utf-8")
         await world.start()
         returned = await world.note("host_returned", outage=outage)

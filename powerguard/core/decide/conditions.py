@@ -82,7 +82,7 @@ _LATE = 1.5
 _NoCommit = Online | Shutdown  # Written into isinstance, a union is built each time.
 
 
-def foretold(policy: Policy, state: State, now_s: float) -> Budget:
+def budget_now(policy: Policy, state: State, now_s: float) -> Budget:
     """Return the sums of this moment; on utility, with the grade that an outage which began now would have.
 
     An outage is graded by what is left. `outage_budget` on utility has the grade of a full battery, for callers that

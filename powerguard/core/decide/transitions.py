@@ -224,7 +224,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> P
 def _new_outage(turn: Turn, decision: Decision) -> Outage:
     feed, sums = turn.state.feed, decision.sums
     if not _is_by_sums(decision):
-        sums = conditions.foretold(turn.policy, turn.state, turn.now_s)
+        sums = conditions.budget_now(turn.policy, turn.state, turn.now_s)
     since_s = feed.since_s if feed.supply is Supply.BATTERY else turn.now_s
     return Outage(
         id=f"{turn.policy.boot_id[:8]}-{max(0, int(turn.now_s * 10))}",

@@ -28,7 +28,7 @@ def battery_view(daemon: Daemon) -> Json:
         "phase": phase_name(state.phase),
         "mode": daemon.policy.mode.value,
         "ups": [
-            _ups(own_policy, alone, times, conditions.foretold(own_policy, alone, times.now_s))
+            _ups(own_policy, alone, times, conditions.budget_now(own_policy, alone, times.now_s))
             for own_policy, alone in each_alone(policy, state)
         ],
         "load_drops": {

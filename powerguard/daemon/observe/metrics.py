@@ -50,7 +50,7 @@ class View:
         self.policy = daemon.policy
         self.state = daemon.state
         self.times = Times(daemon)
-        self.budget: Budget = conditions.foretold(daemon.policy, daemon.state, self.times.now_s)
+        self.budget: Budget = conditions.budget_now(daemon.policy, daemon.state, self.times.now_s)
         self.reasons = readiness(daemon)
         self.ups = daemon.policy.ups
         self.each: list[View] = [self]
@@ -60,7 +60,7 @@ class View:
     def _of(self, policy: Policy, state: State) -> "View":
         alone = copy(self)
         alone.ups, alone.policy, alone.state = policy.ups, policy, state
-        alone.budget = conditions.foretold(policy, state, self.times.now_s)
+        alone.budget = conditions.budget_now(policy, state, self.times.now_s)
         return alone
 
 

@@ -197,7 +197,7 @@ def status(daemon: Daemon) -> Json:
     times = Times(daemon)
     state = daemon.state
     reasons = readiness(daemon)
-    now = conditions.foretold(daemon.policy, state, times.now_s)
+    now = conditions.budget_now(daemon.policy, state, times.now_s)
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "status",
@@ -264,7 +264,7 @@ def _own_load(now: Budget, times: Times) -> Json | None:
 def plan_view(daemon: Daemon) -> Json:
     """Return the budget of this moment: every term with its source, and what happens next and when."""
     times = Times(daemon)
-    now = conditions.foretold(daemon.policy, daemon.state, times.now_s)
+    now = conditions.budget_now(daemon.policy, daemon.state, times.now_s)
     reasons = readiness(daemon)
     on_battery = daemon.state.feed.supply is Supply.BATTERY or not isinstance(daemon.state.phase, Online | Recovery)
     return {
@@ -389,7 +389,7 @@ def _feeds(daemon: Daemon, times: Times) -> list[Json]:
             "supply": state.feed.supply.value,
             "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
             "lost_since_at": None if state.feed.lost_since_s is None else times.at(state.feed.lost_since_s),
-            "ups": _ups(policy.ups, state.feed.reading, times, conditions.foretold(policy, state, times.now_s)),
+            "ups": _ups(policy.ups, state.feed.reading, times, conditions.budget_now(policy, state, times.now_s)),
         }
         for policy, state in (each_alone(daemon.policy, daemon.state) if supplies else ())
     ]

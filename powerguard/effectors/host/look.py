@@ -112,12 +112,12 @@ class FolderLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedFolder:
-    """A folder as it was remembered. told_at: wall time at which a trainer last saved there."""
+    """A folder as it was remembered. current_at: wall time at which a trainer last saved there."""
 
     real: str
     mounted: Mounted | None
     steps: Mapping[str, int]
-    told_at: float
+    current_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +285,8 @@ def remembered(
     places = {}
     for folder, place in now.places.items():
         kept = before.places.get(folder)
-        told_at = wall_s if folder in current or kept is None else kept.told_at
-        if not 0.0 <= wall_s - told_at <= keep_s:
+        current_at = wall_s if folder in current or kept is None else kept.current_at
+        if not 0.0 <= wall_s - current_at <= keep_s:
             continue
         if kept is not None and folder not in current and _is_deleted(kept, place):
             continue
@@ -296,8 +296,8 @@ def remembered(
                 places[folder] = kept
             continue
         steps = {key_of(found): found.step for found in place.jobs if found.path and found.step is not None}
-        places[folder] = RememberedFolder(real=place.real, mounted=place.mounted, steps=steps, told_at=told_at)
-    ended = sorted((folder for folder in places if folder not in current), key=lambda folder: places[folder].told_at)
+        places[folder] = RememberedFolder(real=place.real, mounted=place.mounted, steps=steps, current_at=current_at)
+    ended = sorted((folder for folder in places if folder not in current), key=lambda folder: places[folder].current_at)
     for folder in ended[:-MOST_ENDED]:
         del places[folder]
     return HostMemory(gpus=gpus, places=places)
@@ -339,7 +339,7 @@ def _kept(content: Mapping[str, Any]) -> RememberedFolder:
         real=str(content["real"]),
         mounted=None if mounted is None else _mounted(mounted),
         steps={str(job): int(step) for job, step in content["steps"].items()},
-        told_at=float(content["told_at"]),
+        current_at=float(content["current_at"]),
     )
 
 

@@ -464,7 +464,7 @@ async def test_what_is_remembered_is_read_back_as_it_was(tmp_path: Path) -> None
     effector = checks(tmp_path, root)
     assert await effector.remember()
     kept = from_json((tmp_path / "state" / MEMORY).read_text(encoding="utf-8"))
-    assert (kept.places[str(root)].steps, kept.places[str(root)].told_at) == ({"llm": 100}, 1000.0)
+    assert (kept.places[str(root)].steps, kept.places[str(root)].current_at) == ({"llm": 100}, 1000.0)
     assert from_json(to_json(kept)) == kept
     assert not await effector.remember(), "what has not changed is not written"
 
@@ -472,8 +472,8 @@ async def test_what_is_remembered_is_read_back_as_it_was(tmp_path: Path) -> None
 # --- Judging ----------------------------------------------------------------------------------------------------------
 
 
-def kept(mounted: Mounted | None = NAS, told_at: float = 1000.0, **steps: int) -> RememberedFolder:
-    return RememberedFolder(real="/nas/llm", mounted=mounted, steps=steps, told_at=told_at)
+def kept(mounted: Mounted | None = NAS, current_at: float = 1000.0, **steps: int) -> RememberedFolder:
+    return RememberedFolder(real="/nas/llm", mounted=mounted, steps=steps, current_at=current_at)
 
 
 def place(mounted: Mounted | None = NAS, *jobs: ResumePoint, **more: Any) -> FolderLook:  # noqa: ANN401 - as its fields
@@ -569,7 +569,7 @@ def test_what_looks_wrong_is_not_remembered() -> None:
 
 def test_of_jobs_that_have_ended_only_the_newest_are_remembered() -> None:
     names = [f"/nas/job-{number:03}" for number in range(2 * MOST_ENDED)]
-    before = HostMemory(places={name: kept(told_at=1000.0 + at) for at, name in enumerate(names)})
+    before = HostMemory(places={name: kept(current_at=1000.0 + at) for at, name in enumerate(names)})
     now = HostView(gpus=Gpus(), places={name: place(NAS) for name in names})
     fresh = remembered(before, now, names[:1], wall_s=2000.0, keep_s=86400.0)
     assert list(fresh.places) == [names[0], *names[-MOST_ENDED:]]

@@ -58,7 +58,7 @@ class Curves:
             self.began_wall_s = daemon.wall()
         if not outage or (self.points and now_s - self.points[-1].at_s < 0.9 * self._every_s):
             return
-        budget = conditions.foretold(daemon.policy, daemon.state, now_s)
+        budget = conditions.budget_now(daemon.policy, daemon.state, now_s)
         reading = daemon.state.feed.reading
         load = None if reading is None else reported_load(daemon.policy, daemon.state, reading)
         runtime_s = budget.reff_paused_s

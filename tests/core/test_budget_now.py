@@ -51,7 +51,7 @@ def state_of(player: Player) -> tuple[Policy, State]:
 def _grade_after(policy: Policy, state: State, tau_now_s: float) -> Grade:
     """Return the grade of an outage that is seen so late as witnesses permit."""
     left = (state.battery.left or 0.0) - WITNESSES_S / tau_now_s
-    return conditions.foretold(policy, replace(state, battery=replace(state.battery, left=left)), 4.0).grade
+    return conditions.budget_now(policy, replace(state, battery=replace(state.battery, left=left)), 4.0).grade
 
 
 @settings(max_examples=100, deadline=None)
@@ -60,7 +60,7 @@ def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
     """Each step within the seconds that witnesses take, with the grade that was shown."""
     player = host(**given_host)  # type: ignore[arg-type]
     policy, state = state_of(player)
-    told = conditions.foretold(policy, state, 4.0)
+    told = conditions.budget_now(policy, state, 4.0)
     steps = {step.action: step.at_s for step in conditions.forecast(policy, state, told)}
     assert isinstance(state.phase, Online)
     assume((steps["shutdown"] or 0.0) < 1200.0)
@@ -93,5 +93,5 @@ def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
 def test_a_host_is_not_ready_where_the_plan_does_not_fit(given_host: dict[str, float]) -> None:
     player = host(**given_host)  # type: ignore[arg-type]
     policy, state = state_of(player)
-    if not conditions.foretold(policy, state, 4.0).fits:
+    if not conditions.budget_now(policy, state, 4.0).fits:
         assert not is_ready(of_battery(policy, state, 4.0))
