@@ -51,7 +51,7 @@ class Golden:
         name = f"{self._test} {case}".rstrip()
         assert (verb, name) not in self._seen, f"{name}: give each text of a test a case of its own"
         self._seen.add((verb, name))
-        told = normalised(text, varies or {})
+        result = normalised(text, varies or {})
         path = self._folder / f"{verb}.txt"
         cases = read(path)
         if self._rewrites:
@@ -60,14 +60,14 @@ class Golden:
             if (path, function) not in _REWRITTEN:
                 _REWRITTEN.add((path, function))
                 cases = {other: text for other, text in cases.items() if re.split(r"[ \[]", other)[0] != function}
-            write(path, cases | {name: told})
+            write(path, cases | {name: result})
         else:
             assert name in cases, f"{path}: has no text for {name!r} (pytest --rewrite-golden)"
-            lines = difflib.unified_diff(cases[name].splitlines(), told.splitlines(), "golden", "now", lineterm="")
+            lines = difflib.unified_diff(cases[name].splitlines(), result.splitlines(), "golden", "now", lineterm="")
             advice = (
                 f"{path}: the text of {name!r} differs; if it is meant to, run pytest --rewrite-golden on this test"
             )
-            assert told == cases[name], "\n".join([advice, *lines])
+            assert result == cases[name], "\n".join([advice, *lines])
 
     def between(self, page: Path, mark: str, text: str) -> None:
         """Assert that the text is the one between <!-- MARK --> and <!-- /MARK --> of a page, which it belongs to."""

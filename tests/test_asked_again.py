@@ -56,15 +56,15 @@ def test_one_of_a_group_is_found_again(tmp_path: Path, test: str, named: list[st
 
 
 def test_many_are_not_asked_again(tmp_path: Path) -> None:
-    status, told, named = run(tmp_path, "".join(f"def test_{which}():\n    assert 0\n" for which in range(21)))
-    assert (status, "once more" in told, named) == (1, False, [])
+    status, result, named = run(tmp_path, "".join(f"def test_{which}():\n    assert 0\n" for which in range(21)))
+    assert (status, "once more" in result, named) == (1, False, [])
 
 
 def test_what_cannot_be_collected_is_not_asked_again(tmp_path: Path) -> None:
-    status, told, _ = run(tmp_path, "import nothing_of_this_name\n")
-    assert (status, "once more" in told) == (2, False)
+    status, result, _ = run(tmp_path, "import nothing_of_this_name\n")
+    assert (status, "once more" in result) == (2, False)
 
 
 def test_what_passes_is_asked_once(tmp_path: Path) -> None:
-    status, told, _ = run(tmp_path, "def test_fine():\n    pass\n")
-    assert (status, "once more" in told) == (0, False)
+    status, result, _ = run(tmp_path, "def test_fine():\n    pass\n")
+    assert (status, "once more" in result) == (0, False)

@@ -310,8 +310,8 @@ def test_scripts_can_be_run() -> None:
     for path in scripts:
         shell = path.read_text(encoding="utf-8").partition("\n")[0].rpartition("/")[2]
         if shell in {"sh", "bash"}:
-            told = subprocess.run([shell, "-n", path], capture_output=True, text=True, check=False)
-            assert told.returncode == 0, told.stderr
+            ended = subprocess.run([shell, "-n", path], capture_output=True, text=True, check=False)
+            assert ended.returncode == 0, ended.stderr
 
 
 def test_decisions_are_listed() -> None:

@@ -225,9 +225,9 @@ def test_durable_is_said_of_committed_checkpoints_only() -> None:
 @pytest.mark.parametrize("eta", ["1e18", "Infinity", "1" + "0" * 300])
 def test_an_endless_guess_is_the_longest_and_no_nonsense(eta: str) -> None:
     """Bytes left over a rate of nothing: the checkpoint was given up for it, although it was being written."""
-    told = CheckpointStatus.parse(f'{{"id": "a", "phase": "writing", "eta_s": {eta}}}'.encode())
-    assert isinstance(told, CheckpointStatus)
-    assert told.eta_s == MAX_SECONDS
+    status = CheckpointStatus.parse(f'{{"id": "a", "phase": "writing", "eta_s": {eta}}}'.encode())
+    assert isinstance(status, CheckpointStatus)
+    assert status.eta_s == MAX_SECONDS
     for wrong in ("NaN", "-1", "true", '"5"'):
         said = CheckpointStatus.parse(f'{{"id": "a", "phase": "writing", "eta_s": {wrong}}}'.encode())
         assert isinstance(said, WireError)

@@ -155,9 +155,9 @@ def test_what_an_editor_does_not_show_and_a_computer_does_not_hold(text: str, pr
     ],
 )
 def test_bad_syntax_is_explained(text: str, place: str, hint: str) -> None:
-    (told,) = problems(text)
-    assert told.startswith(place)
-    assert hint in told
+    (mistakes_found,) = problems(text)
+    assert mistakes_found.startswith(place)
+    assert hint in mistakes_found
 
 
 def test_no_value_is_quoted_in_a_problem() -> None:
@@ -241,7 +241,7 @@ def test_any_text_is_data_or_a_list_of_problems(text: str) -> None:
     try:
         document = load(text, "f")
     except YamlFileError as error:
-        told = str(error)
+        message = str(error)
     else:
-        told = document.where(())
-    assert told.startswith("f:")
+        message = document.where(())
+    assert message.startswith("f:")

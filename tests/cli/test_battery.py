@@ -74,9 +74,9 @@ def test_examples_in_the_reference_are_true(name: str, make: Make) -> None:
 @pytest.mark.parametrize("make", [scene, taught])
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_is_plain_json_of_one_shape(phase: str, make: Make) -> None:
-    told = view(make(phase))
-    assert (told["phase"], list(told)) == (phase, list(example("battery")))
-    assert [list(ups) for ups in told["ups"]] == [list(ups) for ups in example("battery")["ups"]]
+    result = view(make(phase))
+    assert (result["phase"], list(result)) == (phase, list(example("battery")))
+    assert [list(ups) for ups in result["ups"]] == [list(ups) for ups in example("battery")["ups"]]
 
 
 def test_a_daemon_that_knows_nothing_yet(golden: Golden) -> None:
@@ -151,14 +151,14 @@ async def test_show(folder: Path, golden: Golden) -> None:
         ended = await powerguard("battery", "show", "--socket", path)
         assert (ended.code, ended.err) == (0, "")
         golden("battery", ended.out)
-        told = (await powerguard("battery", "show", "--socket", path, "--json")).object
-    assert told == example("battery")
+        answer = (await powerguard("battery", "show", "--socket", path, "--json")).object
+    assert answer == example("battery")
 
 
 async def test_show_over_the_port() -> None:
     async with http_server(taught(), port=0) as port:
-        told = (await powerguard("battery", "show", "--url", f"http://127.0.0.1:{port}", "--json")).object
-    assert told == example("battery")
+        answer = (await powerguard("battery", "show", "--url", f"http://127.0.0.1:{port}", "--json")).object
+    assert answer == example("battery")
 
 
 async def test_show_when_the_daemon_is_down(folder: Path, golden: Golden) -> None:
@@ -379,6 +379,6 @@ def test_doctor_leaves_a_health_alone_that_was_set() -> None:
 async def test_doctor_asks_the_daemon(folder: Path) -> None:
     """Whatever else is wrong with this host."""
     async with served(scene(), folder) as path:
-        told = (await powerguard("doctor", "--json", "--socket", path, "--config", str(folder / "none.yaml"))).object
-    checks = {check["name"]: check for check in told["checks"]}
+        answer = (await powerguard("doctor", "--json", "--socket", path, "--config", str(folder / "none.yaml"))).object
+    checks = {check["name"]: check for check in answer["checks"]}
     assert checks["battery.rack-a"]["verdict"] == "WARN"

@@ -17,8 +17,8 @@ def systemctl(active: str, at_boot: str, *, status: int = 0) -> object:
     ) -> Ended:
         del stdin, env
         assert (argv[-1], limit_s <= 2.0) == ("powerguard-sentinel.service", True)
-        told = f"ActiveState={active}\nUnitFileState={at_boot}\n".encode()
-        return Ended(returncode=status, stdout=told, stderr=b"", timed_out=False)
+        text = f"ActiveState={active}\nUnitFileState={at_boot}\n".encode()
+        return Ended(returncode=status, stdout=text, stderr=b"", timed_out=False)
 
     return spawn
 

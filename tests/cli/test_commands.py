@@ -154,8 +154,8 @@ def test_a_feed_with_utility_is_no_runtime_of_months(golden: Golden) -> None:
     """One of two feeds is on battery and the other one carries the paused host: the sums say 1e7 s, nobody should."""
     status = json.loads((REFERENCE / "status-online.json").read_text(encoding="utf-8"))
     status["budget"] |= {"runtime_effective_paused_s": 9_997_447.3, "slack_s": 9_997_275.5}
-    told = "\n".join(describe_status(status, Paint()))
-    golden("status", told)
+    shown = "\n".join(describe_status(status, Paint()))
+    golden("status", shown)
     golden("status", short(status), "short")
     plan = json.loads((REFERENCE / "plan-online.json").read_text(encoding="utf-8")) | {"slack_s": 9_997_275.5}
     plan["terms"].append(
@@ -166,7 +166,7 @@ def test_a_feed_with_utility_is_no_runtime_of_months(golden: Golden) -> None:
     numbers = {"old": "online", "new": "on_battery", "reff_now_s": 90.0, "reff_paused_s": 1e7}
     said = sentence("phase_changed", "input_present", numbers)
     golden("explain", said)
-    assert not re.search(r"[0-9]+ d ", told.partition("slack")[0] + planned)
+    assert not re.search(r"[0-9]+ d ", shown.partition("slack")[0] + planned)
 
 
 async def test_status_of_a_host_that_is_not_protected(folder: Path, golden: Golden) -> None:
@@ -177,9 +177,9 @@ async def test_status_of_a_host_that_is_not_protected(folder: Path, golden: Gold
         daemon.power_off_trouble = "nothing listens"
         daemon.now_s += 1.0
         worse = await powerguard("status", "--socket", path)
-        told = (await powerguard("status", "--socket", path, "--json")).object
+        answer = (await powerguard("status", "--socket", path, "--json")).object
     assert (ended.code, worse.code) == (3, 3)
-    assert (told["mode"], told["ready"]) == ("dry-run", False)
+    assert (answer["mode"], answer["ready"]) == ("dry-run", False)
     golden("status", ended.out)
     golden("status", worse.out, "worse")
 
@@ -202,11 +202,11 @@ async def test_status_when_the_daemon_is_down(folder: Path, golden: Golden) -> N
     ended = await powerguard(*args)
     assert ended.code == 4
     golden("status", ended.out)
-    told = (await powerguard(*args, "--json")).object
-    assert (told["reachable"], told["schema_version"]) == (False, 1)
-    assert told["last_known"] == {"phase": "holding", "boot_id": BOOT, "at": WALL_S, "outage": "6f1d2c3b-49400"}
+    answer = (await powerguard(*args, "--json")).object
+    assert (answer["reachable"], answer["schema_version"]) == (False, 1)
+    assert answer["last_known"] == {"phase": "holding", "boot_id": BOOT, "at": WALL_S, "outage": "6f1d2c3b-49400"}
     example = json.loads((REFERENCE / "status-down.json").read_text(encoding="utf-8"))
-    assert (list(told), told["last_known"]) == (list(example), example["last_known"])
+    assert (list(answer), answer["last_known"]) == (list(example), example["last_known"])
     assert (await powerguard(*args, "--short")).code == 4
 
 
@@ -363,13 +363,13 @@ async def test_plan_in_every_phase(phase: str, folder: Path, golden: Golden) -> 
     async with served(scene(phase), folder) as path:
         brief = await powerguard("plan", "--socket", path)
         ended = await powerguard("plan", "--socket", path, "--terms")
-        told = (await powerguard("plan", "--socket", path, "--json")).object
-    assert ended.code == (0 if told["fits"] else 1)
-    for term in told["terms"]:
+        shown = (await powerguard("plan", "--socket", path, "--json")).object
+    assert ended.code == (0 if shown["fits"] else 1)
+    for term in shown["terms"]:
         row = rf"^[a-zA-Z ,]+ {{2,}}{re.escape(term['name'])}  +.+  +{re.escape(term['source'])}$"
         assert re.search(row, ended.out, re.MULTILINE), term["name"]
         assert not re.search(row, brief.out, re.MULTILINE)
-    assert told["phase"] == phase
+    assert shown["phase"] == phase
     assert not re.search(r"reff_|tau_|_s\b", brief.out)
     golden("plan", brief.out)
     golden("plan", ended.out, "terms")
@@ -410,9 +410,9 @@ async def test_plan_and_status_in_the_last_quarter(
     daemon.state = replace(daemon.state, maintenance=Maintenance(until_s=daemon.now_s + 900.0, reason="fan", who="a"))
     async with served(daemon, folder) as path:
         ended = await powerguard("plan", "--socket", path, "--terms")
-        told = (await powerguard("plan", "--socket", path, "--json")).object
+        answer = (await powerguard("plan", "--socket", path, "--json")).object
         status = (await powerguard("status", "--socket", path)).out
-    assert (ended.code, told["fits"], told["slack_s"] >= 0.0) == (1, False, has_slack)
+    assert (ended.code, answer["fits"], answer["slack_s"] >= 0.0) == (1, False, has_slack)
     has_begun = phase != "on_battery"
     assert ("\nfits " in ended.out) is not (has_begun and has_slack), "one verdict, not two"
     golden("plan", ended.out)
@@ -609,8 +609,8 @@ async def test_abort(folder: Path, golden: Golden) -> None:
         ended = await powerguard("abort", "--socket", path)
         assert ended.code == 1
         golden("abort", ended.err, "refused")
-        told = await powerguard("abort", "--json", "--socket", path)
-        assert (told.code, told.object["object"]) == (1, "error")
+        result = await powerguard("abort", "--json", "--socket", path)
+        assert (result.code, result.object["object"]) == (1, "error")
     assert (await powerguard("abort", "--socket", path)).code == 4
 
 
@@ -631,17 +631,17 @@ async def test_after_an_abort_nothing_is_promised(folder: Path, golden: Golden) 
     daemon.state = replace(daemon.state, phase=OnBattery(outage=outage(aborted_by="root: generator is up")))
     async with served(daemon, folder) as path:
         line = await powerguard("status", "--short", "--socket", path)
-        told = await powerguard("status", "--socket", path)
+        result = await powerguard("status", "--socket", path)
         status = (await powerguard("status", "--json", "--socket", path)).object
         plan = await powerguard("plan", "--socket", path)
         drawn = await powerguard("plan", "--picture", "--socket", path)
         again = await powerguard("abort", "--socket", path)
     assert (line.code, again.code) == (1, 1)
     assert (status["ready"], "aborted" in [reason["name"] for reason in status["reasons"]]) == (False, True)
-    for out in (told.out, plan.out):
+    for out in (result.out, plan.out):
         assert "power-off: " not in out
     golden("status", line.out, "short")
-    golden("status", told.out)
+    golden("status", result.out)
     golden("plan", plan.out)
     golden("plan", drawn.out, "drawn")
     golden("abort", again.err)
@@ -724,13 +724,13 @@ async def test_the_daemon_of_the_named_settings_is_asked(words: str, folder: Pat
     """Before and behind the verb: whoever looks elsewhere calls a host unprotected that is well."""
     config = str(settings_in(folder))
     async with served(scene("holding"), folder):
-        told = [
+        found = [
             await powerguard("--config", config, *words.split()),
             await powerguard(*words.split(), "--config", config),
         ]
         if words == "status":
-            told.append(await powerguard_alone("status", POWERGUARD_CONFIG=config))
-    for ended in told:
+            found.append(await powerguard_alone("status", POWERGUARD_CONFIG=config))
+    for ended in found:
         assert "DOWN" not in ended.out + ended.err
         assert "s.sock" not in ended.out + ended.err
         assert ended.code != 4
@@ -838,12 +838,14 @@ async def test_help_is_a_verb(words: list[str], usage: str) -> None:
     assert (ended.code, ended.out.startswith(f"usage: {usage}")) == (0, True)
 
 
-@pytest.mark.parametrize(("words", "told"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-async def test_wrong_options(words: list[str], told: str | None, golden: Golden) -> None:
+@pytest.mark.parametrize(
+    ("words", "expected"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+async def test_wrong_options(words: list[str], expected: str | None, golden: Golden) -> None:
     """Exit 64 with what would be right, on stderr; an address that is none is a daemon that is not there."""
     ended = await powerguard(*words)
-    assert ended.code == (64 if told is not None else 4)
-    assert told is None or told in ended.err
+    assert ended.code == (64 if expected is not None else 4)
+    assert expected is None or expected in ended.err
     if words and words[0] != "completion":  # each version of Python has words of its own for a wrong choice
         golden("usage", ended.out + ended.err, varies={", ".join(VERBS): "VERBS"})
 
@@ -866,7 +868,7 @@ async def test_wrong_settings_exit_78(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "expected"),
     [
         ("history", 66, "no journal here"),
         ("report", 66, "no journal here"),
@@ -879,10 +881,10 @@ async def test_wrong_settings_exit_78(folder: Path) -> None:
         ),
     ],
 )
-async def test_settings_that_cannot_even_be_looked_for(words: str, code: int, told: str, folder: Path) -> None:
+async def test_settings_that_cannot_even_be_looked_for(words: str, code: int, expected: str, folder: Path) -> None:
     """As in a folder that is closed to who asks; here by a name that no file can have, since tests may be root."""
     ended = await powerguard(*words.split(), "--config", f"{folder}/{'x' * 300}.yaml")
-    assert (ended.code, told in ended.out + ended.err) == (code, True)
+    assert (ended.code, expected in ended.out + ended.err) == (code, True)
 
 
 async def test_config_from_the_environment(folder: Path) -> None:
@@ -892,10 +894,10 @@ async def test_config_from_the_environment(folder: Path) -> None:
 
 
 async def test_version() -> None:
-    told = (await powerguard("version", "--json")).object
-    assert list(told) == list(json.loads((REFERENCE / "version.json").read_text(encoding="utf-8")))
-    assert told["version"] in (await powerguard("--version")).out
-    assert told["schema_version"] == 1
+    answer = (await powerguard("version", "--json")).object
+    assert list(answer) == list(json.loads((REFERENCE / "version.json").read_text(encoding="utf-8")))
+    assert answer["version"] in (await powerguard("--version")).out
+    assert answer["schema_version"] == 1
 
 
 COMPLETED = {

@@ -34,19 +34,19 @@ def least(tmp_path: Path) -> str:
 
 def test_the_sample_is_valid(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert run("config", "validate", SAMPLE) == 0
-    told = capsys.readouterr()
-    golden("config", told.out)
-    assert told.err == ""
+    captured = capsys.readouterr()
+    golden("config", captured.out)
+    assert captured.err == ""
 
 
 def test_warnings_go_to_stderr_and_change_no_exit_code(
     least: str, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     assert run("config", "validate", least) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith(f"warning: {least}:1:1: bmc.kind: ")
-    assert any(line.startswith(f"warning: {least}:5:9: ups.a.sources[0].version: ") for line in told)
-    golden("config", "\n".join(told))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"warning: {least}:1:1: bmc.kind: ")
+    assert any(line.startswith(f"warning: {least}:5:9: ups.a.sources[0].version: ") for line in lines)
+    golden("config", "\n".join(lines))
 
 
 def test_a_profile_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,9 +54,9 @@ def test_a_profile_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.C
     path = tmp_path / "powerguard.yaml"
     path.write_text(LEAST.replace("host: h", "host: h, profile: apc"), encoding="utf-8")
     assert run("config", "validate", str(path)) == 78
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     line = f"{path}:5:40: ups.a.sources[0].profile: unknown profile 'apc' (did you mean apc-powernet?)"
-    assert (told.out, told.err) == ("", f"error: {line}\n")
+    assert (captured.out, captured.err) == ("", f"error: {line}\n")
     assert run("config", "validate", "--json", str(path)) == 78
     assert json.loads(capsys.readouterr().out)["problems"] == [line]
     path.write_text(LEAST.replace("host: h", "host: h, profile: apc-powernet"), encoding="utf-8")
@@ -73,8 +73,8 @@ def test_a_certificate_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Ca
         encoding="utf-8",
     )
     assert run("config", "validate", str(path)) == 78
-    told = capsys.readouterr().err.splitlines()
-    assert [line.rpartition(" (")[0] for line in told] == [
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(" (")[0] for line in lines] == [
         f"error: {path}:6:60: ups.a.sources[1].ca: /nothere.pem: No such file or directory",
         f"error: {path}:7:74: notify.targets.ops.ca_file: {path}: has no certificate in PEM",
     ]
@@ -122,13 +122,13 @@ def test_mistakes_go_to_stderr_with_78(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(LEAST.replace("dry-run", "dryrun") + "lgo: 1\n", encoding="utf-8")
     for verb in ("validate", "show"):
         assert run("config", verb, "--config", str(path)) == 78
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert [line.rpartition(": ")[0] for line in told.err.splitlines()] == [
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert [line.rpartition(": ")[0] for line in captured.err.splitlines()] == [
             f"error: {path}:1:7: mode",
             f"error: {path}:6:1: lgo",
         ]
-        golden("config", told.err, verb)
+        golden("config", captured.err, verb)
 
 
 def test_a_program_reads_one_object(tmp_path: Path, least: str, capsys: pytest.CaptureFixture[str]) -> None:

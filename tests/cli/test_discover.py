@@ -40,16 +40,16 @@ async def discover(*words: str) -> Ended:
     return await powerguard("discover", *ports, "--nut", "/nowhere", "--apcupsd", "/nowhere", *words)
 
 
-def same_keys(told: object, example: object) -> None:
+def same_keys(answer: object, example: object) -> None:
     """Hold that two JSON values have the same shape; of lists the first elements."""
-    assert type(told) is type(example), (told, example)
-    if isinstance(told, dict) and isinstance(example, dict):
-        assert list(told) == list(example)
-        for key, value in told.items():
+    assert type(answer) is type(example), (answer, example)
+    if isinstance(answer, dict) and isinstance(example, dict):
+        assert list(answer) == list(example)
+        for key, value in answer.items():
             if value is not None and example[key] is not None and key not in ("source", "ups"):
                 same_keys(value, example[key])
-    elif isinstance(told, list) and isinstance(example, list) and told and example:
-        same_keys(told[0], example[0])
+    elif isinstance(answer, list) and isinstance(example, list) and answer and example:
+        same_keys(answer[0], example[0])
 
 
 async def test_a_table_and_settings_that_hold(tmp_path: Path, golden: Golden) -> None:
@@ -73,13 +73,18 @@ async def test_a_table_and_settings_that_hold(tmp_path: Path, golden: Golden) ->
 async def test_one_object_for_programs() -> None:
     async with card() as agent:
         ended = await discover("127.0.0.1", "--only", "snmp", "--snmp-port", str(agent.port), "--json")
-    told = ended.object
-    told["settings"].pop("bmc", None)  # of the host that this runs on
-    same_keys(told, json.loads(REFERENCE.read_text(encoding="utf-8")))
-    assert (told["object"], told["schema_version"], told["addresses"], told["whole"]) == ("discover", 1, 1, True)
-    found = told["found"][0]
+    answer = ended.object
+    answer["settings"].pop("bmc", None)  # of the host that this runs on
+    same_keys(answer, json.loads(REFERENCE.read_text(encoding="utf-8")))
+    assert (answer["object"], answer["schema_version"], answer["addresses"], answer["whole"]) == (
+        "discover",
+        1,
+        1,
+        True,
+    )
+    found = answer["found"][0]
     assert (found["profile"], found["on_battery"], found["runtime_s"]) == ("apc-powernet", False, 1740)
-    assert told["settings"]["ups"]["apc-127-0-0-1"]["sources"] == [found["source"]]
+    assert answer["settings"]["ups"]["apc-127-0-0-1"]["sources"] == [found["source"]]
 
 
 async def test_without_a_target_what_this_hosts_files_name(tmp_path: Path) -> None:
@@ -106,15 +111,15 @@ async def test_without_a_target_what_this_hosts_files_name(tmp_path: Path) -> No
             *("--config", str(tmp_path / "powerguard.yaml"), "--nut", str(folder)),
             *("--apcupsd", str(tmp_path / "apcupsd.conf"), "--json"),
         )
-    told = ended.object
-    assert [(one["kind"], one["port"], one["name"]) for one in told["found"]] == [
+    answer = ended.object
+    assert [(one["kind"], one["port"], one["name"]) for one in answer["found"]] == [
         ("snmp", agent.port, ""),
         ("nut", nut.port, "rack-n"),
         ("apcupsd", apc.port, "rack-a"),
     ]
-    assert [one["where"] for one in told["others"]] == ["no..host:3493"]
+    assert [one["where"] for one in answer["others"]] == ["no..host:3493"]
     assert "not-to-be-shown" not in ended.out + ended.err
-    assert (told["addresses"], len(told["files"])) == (1, 3)
+    assert (answer["addresses"], len(answer["files"])) == (1, 3)
 
 
 async def test_a_community_from_a_file(tmp_path: Path, golden: Golden) -> None:
@@ -173,9 +178,9 @@ async def test_whoever_answered_and_is_nothing_is_named() -> None:
 )
 def test_wrong_words_are_one_line_and_64(words: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["discover", *words]) == 64
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert what in told.err
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert what in captured.err
 
 
 async def test_a_network_is_every_host_in_it() -> None:
@@ -285,10 +290,10 @@ async def test_a_known_model_brings_its_table(tmp_path: Path, golden: Golden) ->
 
 async def test_a_model_that_upsd_tells() -> None:
     """One of another rating is another model, though its name is the same."""
-    told = {"ups.mfr": "CPS", "ups.model": "CP1500PFCLCD", "ups.status": "OL"}
+    given = {"ups.mfr": "CPS", "ups.model": "CP1500PFCLCD", "ups.status": "OL"}
     rows = []
     for rating in ("1000", "900"):
-        async with upsd("rack-n", values={**told, "ups.realpower.nominal": rating}) as peer:
+        async with upsd("rack-n", values={**given, "ups.realpower.nominal": rating}) as peer:
             ended = await discover("127.0.0.1", "--only", "nut", "--nut-port", str(peer.port), "--json")
         assert ended.object["found"][0]["rating_w"] == float(rating)
         rows.append(list(ended.object["settings"]["ups"]["rack-n"]))

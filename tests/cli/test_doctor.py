@@ -115,13 +115,13 @@ async def doctor(config: Path, *words: str) -> tuple[int, list[dict[str, Any]], 
             code = await asyncio.to_thread(main, ["doctor", "--config", str(config), "--json", *words])
     out = printed.getvalue()
     assert complained.getvalue() == ""
-    told = json.loads(out)
-    assert (told["schema_version"], told["object"], told["exit"]) == (1, "doctor", code)
+    answer = json.loads(out)
+    assert (answer["schema_version"], answer["object"], answer["exit"]) == (1, "doctor", code)
     example = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "doctor.json").read_text(encoding="utf-8"))
-    assert (list(told), list(told["checks"][0])) == (list(example), list(example["checks"][0]))
+    assert (list(answer), list(answer["checks"][0])) == (list(example), list(example["checks"][0]))
     for private in (COMMUNITY, PASSWORD):
         assert private not in out
-    return code, told["checks"], out
+    return code, answer["checks"], out
 
 
 def verdicts(checks: list[dict[str, Any]], name: str) -> list[str]:
@@ -233,10 +233,10 @@ async def test_the_charge_at_which_a_card_returns_is_asked(
     assert re.search(rf"\b{restart_pct} %", text_of(checks, "ups.127.0.0.1"))
 
 
-@pytest.mark.parametrize(("told", "part"), [(1, "would not be seen"), (7, "would not be seen"), (9, "on bypass")])
-async def test_a_card_that_answers_and_shows_no_outage_does_not_pass(folder: Path, told: int, part: str) -> None:
+@pytest.mark.parametrize(("expected", "part"), [(1, "would not be seen"), (7, "would not be seen"), (9, "on bypass")])
+async def test_a_card_that_answers_and_shows_no_outage_does_not_pass(folder: Path, expected: int, part: str) -> None:
     """upsBasicOutputStatus: unknown, off, bypass. Doctor runs before the daemon, which has an alarm for each."""
-    values = table("apc") | {"1.3.6.1.4.1.318.1.1.1.4.1.1.0": sim.integer(told)}
+    values = table("apc") | {"1.3.6.1.4.1.318.1.1.1.4.1.1.0": sim.integer(expected)}
     async with SnmpAgent(lambda: values, community=COMMUNITY) as ups:
         _, checks, _ = await doctor(
             settings(folder, snmp=ups.port, bmc=9, timeout_s=5.0), "--socket", f"{folder}/none.sock"

@@ -23,8 +23,8 @@ READING = Reading(at_s=10.0, ups="rack-a", source="snmp", output_source=OutputSo
 
 
 def _found(ups: dict[str, Any], *, watts: float | None = None, **more: Any) -> list[tuple[str, str]]:  # noqa: ANN401
-    told = {"mode": "armed", "ups": {"rack-a": {"sources": [SNMP], "rating_w": 5000, **ups}}, **more}
-    settings = Settings.model_validate(told)
+    given = {"mode": "armed", "ups": {"rack-a": {"sources": [SNMP], "rating_w": 5000, **ups}}, **more}
+    settings = Settings.model_validate(given)
     policy = make_policy(settings, boot_id="boot-one", today=date(2026, 11, 26))
     state = State(feed=Feed(reading=READING), battery=Battery(load=0.6))
     loads = () if watts is None else (OwnLoad(at_s=10.0, source=OwnSource.BMC, watts=watts),)
@@ -51,14 +51,14 @@ def test_a_ups_that_carries_more_than_this_host_draws() -> None:
 )
 def test_what_measures_this_host(watts: float | None, more: dict[str, Any], verdict: str, text: str) -> None:
     """Without a measurement the escalation does not climb, and doctor says so beforehand."""
-    told = _found({"shared": {"hosts": 3}}, watts=watts, **more)
-    assert [(each, text in words) for each, words in told] == [(verdict, True)]
+    found = _found({"shared": {"hosts": 3}}, watts=watts, **more)
+    assert [(each, text in words) for each, words in found] == [(verdict, True)]
 
 
 def test_more_hosts_than_a_card_answers() -> None:
     """Ten readers are as many as a network card answers; upsd has no such limit."""
-    told = [text for _, text in _found({"shared": {"hosts": 11}}, watts=900.0)]
-    assert told[1] == "ups.rack-a: this host reads the card itself, and so may all 11 hosts"
+    found = [text for _, text in _found({"shared": {"hosts": 11}}, watts=900.0)]
+    assert found[1] == "ups.rack-a: this host reads the card itself, and so may all 11 hosts"
     assert len(_found({"shared": {"hosts": 10}}, watts=900.0)) == 1
     upsd = {"kind": "nut", "host": "10.0.0.9", "name": "rack-a"}
     assert len(_found({"shared": {"hosts": 11}, "sources": [upsd]}, watts=900.0)) == 1
@@ -67,25 +67,25 @@ def test_more_hosts_than_a_card_answers() -> None:
 def test_only_one_host_orders_the_output_off_and_not_too_early() -> None:
     """A warning always; a FAIL if nothing says how long the others take, or if a lower tier would cut higher ones."""
     cuts = {"output_off": {"by": "snmp"}, "shared": {"hosts": 3}}
-    told = _found(cuts, watts=900.0)
-    assert [verdict for verdict, _ in told] == ["PASS", "WARN", "FAIL"]
-    assert "nothing says how long the other hosts take to stop" in told[2][1]
-    told = _found({**cuts, "shared": {"hosts": 3, "longest_stop_s": 110}}, watts=900.0)
-    assert [verdict for verdict, _ in told] == ["PASS", "WARN"]
-    told = _found({**cuts, "shared": {"hosts": 3, "longest_stop_s": 110}}, watts=900.0, shed={"tier": 1})
-    assert [verdict for verdict, _ in told] == ["PASS", "WARN", "FAIL", "PASS"]
-    assert "would cut their power" in told[2][1]
-    assert told[3][1] == "tier 1 of 0 to 2: pauses and powers off 140 s earlier"  # 110 s of a stop, 30 s of the UPS
+    found = _found(cuts, watts=900.0)
+    assert [verdict for verdict, _ in found] == ["PASS", "WARN", "FAIL"]
+    assert "nothing says how long the other hosts take to stop" in found[2][1]
+    found = _found({**cuts, "shared": {"hosts": 3, "longest_stop_s": 110}}, watts=900.0)
+    assert [verdict for verdict, _ in found] == ["PASS", "WARN"]
+    found = _found({**cuts, "shared": {"hosts": 3, "longest_stop_s": 110}}, watts=900.0, shed={"tier": 1})
+    assert [verdict for verdict, _ in found] == ["PASS", "WARN", "FAIL", "PASS"]
+    assert "would cut their power" in found[2][1]
+    assert found[3][1] == "tier 1 of 0 to 2: pauses and powers off 140 s earlier"  # 110 s of a stop, 30 s of the UPS
 
 
 def test_a_host_that_takes_longer_than_the_ups_waits_for() -> None:
     """The host that orders the output off waits for longest_stop_s: a FAIL on each host that takes longer."""
     shared = {"shared": {"hosts": 3, "longest_stop_s": 60}}
-    told = _found(shared, watts=900.0, host={"kind": "systemd", "force_after_s": 90})
-    assert [verdict for verdict, _ in told] == ["PASS", "FAIL"]
-    assert "60 s after a commit, and this host may take 90 s" in told[1][1]
-    told = _found(shared, watts=900.0, host={"kind": "systemd", "force_after_s": 60})
-    assert [verdict for verdict, _ in told] == ["PASS"]
+    found = _found(shared, watts=900.0, host={"kind": "systemd", "force_after_s": 90})
+    assert [verdict for verdict, _ in found] == ["PASS", "FAIL"]
+    assert "60 s after a commit, and this host may take 90 s" in found[1][1]
+    found = _found(shared, watts=900.0, host={"kind": "systemd", "force_after_s": 60})
+    assert [verdict for verdict, _ in found] == ["PASS"]
 
 
 def test_a_tier_without_a_shared_ups() -> None:
@@ -95,11 +95,11 @@ def test_a_tier_without_a_shared_ups() -> None:
 
 def test_other_clients_of_upsd() -> None:
     """LIST CLIENT shows other hosts on the UPS, whatever the settings say."""
-    (told,) = clients_findings("ups", 2, is_shared=False, cuts=False)
-    assert (told.verdict, "shared: {hosts: 3}" in told.fix) == ("WARN", True)
+    (result,) = clients_findings("ups", 2, is_shared=False, cuts=False)
+    assert (result.verdict, "shared: {hosts: 3}" in result.fix) == ("WARN", True)
     assert clients_findings("ups", 2, is_shared=True, cuts=False) == []
-    (told,) = clients_findings("ups", 1, is_shared=True, cuts=True)
-    assert told.text.startswith("1 other host is logged in")
+    (result,) = clients_findings("ups", 1, is_shared=True, cuts=True)
+    assert result.text.startswith("1 other host is logged in")
 
 
 def test_an_older_pair_shows_a_load_that_moves_without_us() -> None:

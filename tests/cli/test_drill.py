@@ -68,7 +68,7 @@ class Living(Watched):
     """A daemon that answers by the real core; its trainer, BMC and disks do what they are asked, or refuse it."""
 
     refuses: tuple[type[Action], ...] = ()
-    told: list[Action] = field(default_factory=list)
+    ordered: list[Action] = field(default_factory=list)
     open: list[Action] = field(default_factory=list)
     stands: bool = False
     battery: bool = False
@@ -87,7 +87,7 @@ class Living(Watched):
         if begins:
             self.at_begin()
         orders = [action for action in answer.actions if not isinstance(action, PollNow)]
-        self.told += orders
+        self.ordered += orders
         self.open += orders
 
     async def live(self) -> None:
@@ -177,7 +177,7 @@ async def test_it_says_first_what_will_happen_and_needs_a_yes(folder: Path, gold
     async with living(folder) as daemon:
         process = await drilling(folder)
         out, err = await process.communicate()
-        assert daemon.told == []
+        assert daemon.ordered == []
     assert process.returncode == 64
     golden("drill", out.decode(), "plan", varies=FIGURES)
     golden("drill", err.decode())
@@ -193,7 +193,7 @@ async def test_it_asks_on_a_terminal(folder: Path, answer: bytes, *, begins: boo
             _, err = await process.communicate()
         os.close(ours)
         os.close(theirs)
-        assert any(isinstance(action, EnsurePolicy) for action in daemon.told) is begins
+        assert any(isinstance(action, EnsurePolicy) for action in daemon.ordered) is begins
     assert b"Begin? [y/N]" in err
     assert process.returncode == (0 if begins else 1)
 
@@ -212,7 +212,7 @@ async def test_a_dry_run_needs_no_recent_checkpoint(folder: Path) -> None:
 async def test_it_is_refused_with_the_numbers(folder: Path, golden: Golden) -> None:
     async with living(folder, age_s=4000.0) as daemon:
         ended = await drill(folder, "--yes")
-        assert (ended.code, daemon.told) == (1, [])
+        assert (ended.code, daemon.ordered) == (1, [])
         golden("drill", ended.err)
         assert (await drill(folder, "--yes", "--json")).object["object"] == "error"
 
@@ -243,9 +243,9 @@ async def test_a_full_drill_from_the_first_word_to_the_report(folder: Path, gold
         assert not daemon.stands
         assert daemon.state.drill is None
         report = (await drill(folder, "report")).out
-        told = (await drill(folder, "report", "--json")).object["last"]
+        answer = (await drill(folder, "report", "--json")).object["last"]
     assert ended.code == 0, ended.err
-    assert (told["result"], told["figures"]["policy"]) == ("passed", "always-on")
+    assert (answer["result"], answer["figures"]["policy"]) == ("passed", "always-on")
     assert re.search(r"37\.2 % +30\.0 %", report)
     assert re.search(r" 1728 W", report)
     assert ended.out.endswith(report)
@@ -269,9 +269,9 @@ async def test_a_drill_for_programs(folder: Path) -> None:
     async with living(folder):
         ended = await drill(folder, "--scope", "checkpoint,policy", "--scope", "policy", "--yes", "--json")
     assert ended.err == ""
-    told = ended.object
-    assert (told["object"], told["running"], told["last"]["result"]) == ("drill", None, "passed")
-    assert told["last"]["scopes"] == ["checkpoint", "policy"]
+    answer = ended.object
+    assert (answer["object"], answer["running"], answer["last"]["result"]) == ("drill", None, "passed")
+    assert answer["last"]["scopes"] == ["checkpoint", "policy"]
 
 
 async def test_a_drill_that_fails(folder: Path, golden: Golden) -> None:
@@ -370,7 +370,7 @@ async def test_ctrl_c_before_the_daemon_was_asked_begins_nothing(folder: Path) -
     async with living(folder) as daemon:
         with pytest.raises(RefusedError, match="interrupted before the daemon began it"):
             await asyncio.to_thread(_watch, args, None, interrupted)
-        assert daemon.told == []
+        assert daemon.ordered == []
 
 
 async def test_a_real_outage_ends_it(folder: Path, golden: Golden) -> None:
@@ -412,9 +412,9 @@ async def test_ctrl_c_while_the_daemon_is_down_promises_nothing(folder: Path, go
             seen += line
         process.send_signal(signal.SIGINT)
         await process.wait()
-    told = seen.decode()
+    output = seen.decode()
     assert process.returncode == 130
-    golden("drill", told[told.index("pause: started") :], varies=FIGURES)
+    golden("drill", output[output.index("pause: started") :], varies=FIGURES)
 
 
 def test_stages_that_nobody_saw_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -426,14 +426,14 @@ def test_stages_that_nobody_saw_are_told(capsys: pytest.CaptureFixture[str]) -> 
     shown.end(done=True)
     said = capsys.readouterr().err
     assert "  resume: done\n" in said
-    told = [line.split(":")[0].strip() for line in said.splitlines()]
-    assert told == ["pause", "resume", "policy", "sync", "record"]
+    found = [line.split(":")[0].strip() for line in said.splitlines()]
+    assert found == ["pause", "resume", "policy", "sync", "record"]
     stopped = _Progress(quiet=False)
     stopped.stage(running, 0.4)
     stopped.stage({"stage": "undo", "lasted_s": 9.6, "coming": []}, 0.4)
     stopped.end(done=False)
-    told = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
-    assert told == ["pause", "undo"], "what was left out is not told as done"
+    found = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    assert found == ["pause", "undo"], "what was left out is not told as done"
 
 
 async def test_a_cap_that_is_not_set_says_which_keys_are_meant(folder: Path, golden: Golden) -> None:
@@ -453,8 +453,8 @@ async def test_status_shows_the_drill(folder: Path, golden: Golden) -> None:
 async def test_there_was_none_yet(folder: Path, golden: Golden) -> None:
     async with admin_server(scene(), path=f"{folder}/s.sock"):
         ended = await drill(folder, "report")
-        told = (await drill(folder, "report", "--json")).object
-    assert (ended.code, told["last"]) == (0, None)
+        answer = (await drill(folder, "report", "--json")).object
+    assert (ended.code, answer["last"]) == (0, None)
     golden("drill", ended.out)
 
 
@@ -462,8 +462,8 @@ async def test_there_was_none_yet(folder: Path, golden: Golden) -> None:
 
 
 def last(daemon: Watched) -> dict[str, Any]:
-    told: Any = json.loads(json.dumps(drill_view(daemon)))["last"]
-    return dict(told)
+    answer: Any = json.loads(json.dumps(drill_view(daemon)))["last"]
+    return dict(answer)
 
 
 def test_the_report_shows_what_was_not_measured(golden: Golden) -> None:

@@ -141,8 +141,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
     def ran(*words: object) -> tuple[int, str, str]:
         code = main([str(word) for word in words])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return ran
 
@@ -159,22 +159,22 @@ def shape(value: object) -> object:
     return type(value).__name__
 
 
-def known_only(told: object, example: object) -> None:
+def known_only(answer: object, example: object) -> None:
     """Every key of the example is there, and no other; null may stand for a value."""
     if isinstance(example, dict):
-        assert isinstance(told, dict)
-        assert list(told) == list(example)
+        assert isinstance(answer, dict)
+        assert list(answer) == list(example)
         for name, item in example.items():
-            known_only(told[name], item)
-    elif isinstance(example, list) and example and isinstance(told, list) and told:
-        known_only(told[0], example[0])
-    elif "NoneType" not in (told, example) and not isinstance(example, list):
-        assert {told, example} <= {"int", "float"} or told == example
+            known_only(answer[name], item)
+    elif isinstance(example, list) and example and isinstance(answer, list) and answer:
+        known_only(answer[0], example[0])
+    elif "NoneType" not in (answer, example) and not isinstance(example, list):
+        assert {answer, example} <= {"int", "float"} or answer == example
 
 
-def like(told: dict[str, Any], name: str) -> None:
+def like(answer: dict[str, Any], name: str) -> None:
     example = json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8"))
-    known_only(shape(told), shape(example))
+    known_only(shape(answer), shape(example))
 
 
 # --- explain ----------------------------------------------------------------------------------------------------------
@@ -190,13 +190,13 @@ def test_a_story_is_explained(story: str, journals: dict[str, Path], run: Run, g
 
 
 def test_a_hold_is_explained(journals: dict[str, Path], run: Run) -> None:
-    told = json.loads(run("explain", "last", "--json", "--journal", journals["held"])[1])
-    assert told["outcome"] == "resumed_in_place"
-    paused = next(step for step in told["steps"] if step["numbers"].get("new") == "emergency_checkpoint")
+    answer = json.loads(run("explain", "last", "--json", "--journal", journals["held"])[1])
+    assert answer["outcome"] == "resumed_in_place"
+    paused = next(step for step in answer["steps"] if step["numbers"].get("new") == "emergency_checkpoint")
     assert (paused["event"], paused["because"], paused["after_s"] > 60.0) == ("phase_changed", "budget", True)
-    assert [step["event"] for step in told["steps"]].count("action_failed") == 1
-    assert len(told["what_if"]) == 2
-    assert told["durations"]["away_s"] is None, "it never was"
+    assert [step["event"] for step in answer["steps"]].count("action_failed") == 1
+    assert len(answer["what_if"]) == 2
+    assert answer["durations"]["away_s"] is None, "it never was"
 
 
 def test_a_hold_ends_with_its_abort(run: Run, tmp_path: Path) -> None:
@@ -217,22 +217,22 @@ def test_a_hold_ends_with_its_abort(run: Run, tmp_path: Path) -> None:
     journal = tmp_path / "journal.sqlite"
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(told_in(journal, aborted))
-    told = json.loads(run("report", "last", "--json", "--journal", journal)[1])
-    assert 20.0 <= told["durations"]["held_s"] < 30.0
-    (hold,) = (phase for phase in told["phases"] if phase["name"] == "holding")
-    assert told["durations"]["held_s"] == hold["s"]
+    answer = json.loads(run("report", "last", "--json", "--journal", journal)[1])
+    assert 20.0 <= answer["durations"]["held_s"] < 30.0
+    (hold,) = (phase for phase in answer["phases"] if phase["name"] == "holding")
+    assert answer["durations"]["held_s"] == hold["s"]
 
 
 def test_a_power_off_is_explained(journals: dict[str, Path], run: Run) -> None:
     """When utility would have had to be back to spare it, and by how much it was too late."""
-    told = json.loads(run("explain", "last", "--json", "--journal", journals["powered-off"])[1])
-    assert told["outcome"] == "clean_shutdown"
-    commit = next(step for step in told["steps"] if step["numbers"].get("new") == "shutdown")
+    answer = json.loads(run("explain", "last", "--json", "--journal", journals["powered-off"])[1])
+    assert answer["outcome"] == "clean_shutdown"
+    commit = next(step for step in answer["steps"] if step["numbers"].get("new") == "shutdown")
     assert commit["because"] == "budget"
-    (spared,) = told["what_if"]
+    (spared,) = answer["what_if"]
     assert re.search(r" [345]\.\d s too late", spared)
     for part in ("away_s", "recovery_s", "held_s", "trained_on_s"):
-        assert told["durations"][part] > 0.0, part
+        assert answer["durations"][part] > 0.0, part
 
 
 def test_a_dip_is_explained(journals: dict[str, Path], run: Run) -> None:
@@ -249,21 +249,21 @@ def test_a_dip_is_explained(journals: dict[str, Path], run: Run) -> None:
 
 def test_an_outage_that_runs_is_explained(journals: dict[str, Path], run: Run) -> None:
     """Beside a daemon that is down, and one that is not."""
-    told = json.loads(run("explain", "last", "--json", "--journal", journals["running"])[1])
-    assert (told["ended_at"], told["outcome"], told["phase"]) == (None, None, "holding")
-    assert told["durations"]["lasted_s"] is None
-    held_at_s = next(step["after_s"] for step in told["steps"] if step["numbers"].get("new") == "holding")
-    assert told["durations"]["on_battery_s"] >= held_at_s
+    answer = json.loads(run("explain", "last", "--json", "--journal", journals["running"])[1])
+    assert (answer["ended_at"], answer["outcome"], answer["phase"]) == (None, None, "holding")
+    assert answer["durations"]["lasted_s"] is None
+    held_at_s = next(step["after_s"] for step in answer["steps"] if step["numbers"].get("new") == "holding")
+    assert answer["durations"]["on_battery_s"] >= held_at_s
 
 
 @pytest.mark.parametrize("story", STORIES)
 def test_the_object_is_as_documented(story: str, journals: dict[str, Path], run: Run) -> None:
     code, out, _ = run("explain", "last", "--json", "--journal", journals[story])
-    told = json.loads(out)
+    answer = json.loads(out)
     assert code == 0
-    like(told, "explain")
-    assert [step["after_s"] for step in told["steps"]] == sorted(step["after_s"] for step in told["steps"])
-    assert all(step["text"] for step in told["steps"])
+    like(answer, "explain")
+    assert [step["after_s"] for step in answer["steps"]] == sorted(step["after_s"] for step in answer["steps"])
+    assert all(step["text"] for step in answer["steps"])
 
 
 def test_battery_time_of_an_outage_that_runs_is_not_behind_its_steps() -> None:
@@ -296,8 +296,10 @@ def test_a_long_story_is_not_searched_again_for_each_of_its_lines() -> None:
         seq=1, boot_id="b", at_s=1.0, wall=1001.0, outage="o-1", kind="note", event="x_raised", because="y",
         payload={"level": "info", "numbers": []},
     )  # fmt: skip
-    told = explained(gather(Outage(record, Story(replace(note, seq=seq, at_s=float(seq)) for seq in range(200)), ())))
-    assert len(told["steps"]) == 200
+    explanation = explained(
+        gather(Outage(record, Story(replace(note, seq=seq, at_s=float(seq)) for seq in range(200)), ()))
+    )
+    assert len(explanation["steps"]) == 200
     assert len(looks) < 50
 
 
@@ -350,12 +352,12 @@ def test_a_clock_that_is_set_in_an_outage_changes_nothing_that_is_reckoned(
 
     lines = [replace(line, wall=line.wall - 3600.0) if is_later(line) else line for line in found.lines]
     rows = [replace(row, wall=row.wall - 3600.0) if is_later(row) else row for row in found.rows]
-    told = explained(gather(Outage(found.record, tuple(lines), tuple(rows))))
+    explanation = explained(gather(Outage(found.record, tuple(lines), tuple(rows))))
     assert bool(right["what_if"]) is (name != "running")
-    assert [re.sub("before [0-9:]+ ", "", text) for text in told["what_if"]] == [
+    assert [re.sub("before [0-9:]+ ", "", text) for text in explanation["what_if"]] == [
         re.sub("before [0-9:]+ ", "", text) for text in right["what_if"]
     ]
-    assert told["durations"]["on_battery_s"] == right["durations"]["on_battery_s"]
+    assert explanation["durations"]["on_battery_s"] == right["durations"]["on_battery_s"]
 
 
 @pytest.mark.parametrize("by_s", [-5 * 3600.0, 5 * 3600.0])
@@ -378,10 +380,10 @@ def test_a_clock_that_was_wrong_at_boot_changes_no_duration(journals: dict[str, 
         return replace(line, wall=line.wall + by_s) if line.boot_id != first and line.at_s < boot_s + 5.0 else line
 
     figures = {**found.record.figures, "lasted_s": found.record.figures["lasted_s"] + by_s}
-    told = explained(gather(Outage(replace(found.record, figures=figures), tuple(map(moved, found.lines)), ())))
-    assert told["durations"] == right["durations"]
+    explanation = explained(gather(Outage(replace(found.record, figures=figures), tuple(map(moved, found.lines)), ())))
+    assert explanation["durations"] == right["durations"]
     ends = {"host_returned", "outage_ended"}
-    assert [step["text"] for step in told["steps"] if step["event"] in ends] == [
+    assert [step["text"] for step in explanation["steps"] if step["event"] in ends] == [
         step["text"] for step in right["steps"] if step["event"] in ends
     ]
     assert replace(found.record, figures=figures).lasted_s == pytest.approx(found.record.lasted_s)
@@ -400,8 +402,8 @@ def test_which_outage(journals: dict[str, Path], run: Run, golden: Golden) -> No
     golden("explain", err, varies=FIGURES)
     assert f"the last ones: {name} (20" in err
     assert "did you mean " + name in run("explain", name[:-1] + "x", *journal)[2]
-    told = json.loads(run("explain", "nonsense", "--json", *journal)[1])
-    assert told["object"] == "error"
+    answer = json.loads(run("explain", "nonsense", "--json", *journal)[1])
+    assert answer["object"] == "error"
 
 
 def test_a_beginning_of_several_is_refused(run: Run, tmp_path: Path, golden: Golden) -> None:
@@ -445,10 +447,10 @@ def test_a_journal_that_is_closed_to_the_reader(
         run(verb, "--journal", path)  # The other user may not read the modules that a verb imports when it is called.
     os.seteuid(65534)
     try:
-        told = {verb: run(verb, "--journal", path) for verb in verbs}
+        given = {verb: run(verb, "--journal", path) for verb in verbs}
     finally:
         os.seteuid(0)
-    for verb, (code, _, err) in told.items():
+    for verb, (code, _, err) in given.items():
         assert code == 66
         golden(verb, err)
 
@@ -471,9 +473,9 @@ def test_an_outage_of_an_older_journal_is_explained(journals: dict[str, Path], r
         record = history(db, 1)[0]
         found = outage(db, record.id)
     assert found is not None
-    told = explained(gather(Outage(record, found[1], ())))
-    assert told["what_if"] == []
-    assert any("three quarters" in line for line in describe(told, Paint()))
+    explanation = explained(gather(Outage(record, found[1], ())))
+    assert explanation["what_if"] == []
+    assert any("three quarters" in line for line in describe(explanation, Paint()))
 
 
 async def test_a_real_process(journals: dict[str, Path]) -> None:
@@ -497,10 +499,10 @@ async def test_a_full_disk_behind_the_output_is_none_of_the_journal(journals: di
 
 def test_history_lists_outages(journals: dict[str, Path], run: Run) -> None:
     code, out, _ = run("history", "--json", "--journal", journals["powered-off"])
-    told = json.loads(out)
+    answer = json.loads(out)
     assert code == 0
-    like(told, "history")
-    assert [each["outcome"] for each in told["outages"]] == ["clean_shutdown"]
+    like(answer, "history")
+    assert [each["outcome"] for each in answer["outages"]] == ["clean_shutdown"]
     assert "runs" in run("history", "--journal", journals["running"])[1]
     for limit in ("0", "-1"):
         with pytest.raises(SystemExit, match="64"):  # Not one outage, as if there were no more.
@@ -529,10 +531,10 @@ def test_an_export_is_decided_the_same(
     path = tmp_path / "o.jsonl"
     path.write_text(out, encoding="utf-8")
     code, out, _ = run("replay", path, "--diff", "--json")
-    told = json.loads(out)
-    assert code == 0, [each for each in told["outages"][0]["diff"] if each["verdict"] != "same"]
-    like(told, "replay")
-    assert (told["same"], told["settings"], told["outages"][0]["complete"]) == (True, "as recorded", True)
+    answer = json.loads(out)
+    assert code == 0, [each for each in answer["outages"][0]["diff"] if each["verdict"] != "same"]
+    like(answer, "replay")
+    assert (answer["same"], answer["settings"], answer["outages"][0]["complete"]) == (True, "as recorded", True)
 
 
 def test_what_comes_after_a_recording_is_no_difference(
@@ -558,9 +560,9 @@ def test_what_comes_after_a_recording_is_no_difference(
     for last, missing in ((ordered, {"ResumeTraining"}), (committed, {"PowerOff", "ResumeTraining"})):
         path.write_text("\n".join(whole[: last + 1]), encoding="utf-8")
         code, out, _ = run("replay", path, "--diff", "--json")
-        told = json.loads(out)
-        verdicts = {each["what"]: each["verdict"] for each in told["outages"][0]["diff"]}
-        assert (code, told["same"], set(verdicts.values())) == (0, True, {"same", "not known"})
+        answer = json.loads(out)
+        verdicts = {each["what"]: each["verdict"] for each in answer["outages"][0]["diff"]}
+        assert (code, answer["same"], set(verdicts.values())) == (0, True, {"same", "not known"})
         assert {what for what, verdict in verdicts.items() if verdict == "not known"} >= missing
         assert verdicts["shutdown"] == "same"
 
@@ -570,9 +572,9 @@ def test_a_difference_before_the_end_is_one(journals: dict[str, Path], run: Run,
     path = tmp_path / "o.jsonl"
     path.write_text(run("history", "export", "last", "--journal", journals["committed"])[1], encoding="utf-8")
     code, out, _ = run("replay", path, "--diff", "--json", "--table", "50:270,75:180,100:120")
-    told = json.loads(out)
-    verdicts = {each["what"]: each["verdict"] for each in told["outages"][0]["diff"]}
-    assert (code, told["same"], verdicts["shutdown"], verdicts["PowerOff"]) == (1, False, "earlier", "new")
+    answer = json.loads(out)
+    verdicts = {each["what"]: each["verdict"] for each in answer["outages"][0]["diff"]}
+    assert (code, answer["same"], verdicts["shutdown"], verdicts["PowerOff"]) == (1, False, "earlier", "new")
 
 
 def test_an_export_tells_no_secret(journals: dict[str, Path], run: Run) -> None:
@@ -604,7 +606,7 @@ def test_an_anonymized_export_names_nobody(journals: dict[str, Path], run: Run) 
 
 def test_names_that_are_words_of_ours() -> None:
     """A trainer called "pause": its name goes, the order's meaning stays. Addresses and paths go from free text."""
-    told = {
+    given = {
         "kind": "action",
         "action": {"kind": "TriggerCheckpoint", "trainer": "pause", "after": "pause", "outage": "b0075678-9"},
         "boots": ["b0075678-aaaa"],
@@ -615,7 +617,7 @@ def test_names_that_are_words_of_ours() -> None:
         "sources": [{"source": "nut:ups@nas.example"}, {"source": "apcupsd:localhost"}],
         "status": {"held_by": "gpu-02, gpu-03", "ended_by": "gpu-03 left the job"},
     }
-    made = Scrub(told)(told)
+    made = Scrub(given)(given)
     assert made == {
         "kind": "action",
         "action": {"kind": "TriggerCheckpoint", "trainer": "trainer-1", "after": "pause", "outage": "outage-1"},
@@ -627,16 +629,16 @@ def test_names_that_are_words_of_ours() -> None:
         "sources": [{"source": "source-2"}, {"source": "source-3"}],
         "status": {"held_by": "host-5, host-6", "ended_by": "host-6 left the job"},
     }
-    assert Scrub(())(told) == told | {"because": "pause, at 10.0.0.5 and fe80::1 (/srv/ckpt/x.bin): [url], [url] b"}
+    assert Scrub(())(given) == given | {"because": "pause, at 10.0.0.5 and fe80::1 (/srv/ckpt/x.bin): [url], [url] b"}
 
 
 def test_all_outages_in_one_export(journals: dict[str, Path], run: Run, tmp_path: Path, golden: Golden) -> None:
     out = run("history", "export", "all", "--journal", journals["held"])[1]
     path = tmp_path / "all.jsonl"
     path.write_text(out * 2, encoding="utf-8")
-    told = json.loads(run("replay", path, "--json")[1])
-    assert len(told["outages"]) == 2
-    assert told["same"] is None
+    answer = json.loads(run("replay", path, "--json")[1])
+    assert len(answer["outages"]) == 2
+    assert answer["same"] is None
     code, _, err = run("replay", path, "--outage", "nobody")
     assert code == 64
     golden("replay", err)
@@ -684,9 +686,9 @@ def test_what_another_setting_would_have_done(
         assert code == 1
         assert f"settings: {config}" in out
     golden("replay", out, varies=FIGURES)
-    told = json.loads(run("replay", path, "--config", config, "--diff", "--json")[1])
-    assert told["same"] is False
-    assert {each["verdict"] for each in told["outages"][0]["diff"]} >= {"earlier"}
+    answer = json.loads(run("replay", path, "--config", config, "--diff", "--json")[1])
+    assert answer["same"] is False
+    assert {each["verdict"] for each in answer["outages"][0]["diff"]} >= {"earlier"}
     config.write_text("mode: armde\n", encoding="utf-8")
     code, _, err = run("replay", path, "--config", config)
     assert (code, f"{config}:1:7" in err) == (78, True)

@@ -73,8 +73,8 @@ def journal(path: Path, *, cut: bool = False) -> Path:
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     def ran(*words: object) -> tuple[int, str, str]:
         code = main([str(word) for word in words])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return ran
 
@@ -85,9 +85,9 @@ Run = Callable[..., tuple[int, str, str]]
 def test_who_held_it_and_how_long_the_gpus_were_idle(tmp_path: Path, run: Run) -> None:
     path = journal(tmp_path / "journal.sqlite")
     code, out, _ = run("explain", "job", "--json", "--journal", path)
-    told = json.loads(out)
-    assert (code, told["object"]) == (0, "explanation_job")
-    first, then = told["holds"]
+    answer = json.loads(out)
+    assert (code, answer["object"]) == (0, "explanation_job")
+    first, then = answer["holds"]
     assert (first["trainer"], first["held_by"], first["job_ended"], first["step"]) == (
         "many",
         ["gpu2", "gpu3"],

@@ -48,11 +48,11 @@ class Ended:
     @property
     def warned(self) -> dict[str, list[int]]:
         """Names of the warnings, each with its lines; 0 where it has none."""
-        told: dict[str, list[int]] = {}
+        given: dict[str, list[int]] = {}
         for one in self.object["warnings"]:
             line = one["where"].rpartition(":")[2]
-            told.setdefault(one["name"], []).append(int(line) if line.isdecimal() else 0)
-        return told
+            given.setdefault(one["name"], []).append(int(line) if line.isdecimal() else 0)
+        return given
 
 
 def imported(*words: object) -> Ended:
@@ -268,14 +268,14 @@ def test_the_yaml_is_the_settings(name: str, fixture: Copy, folder: Path) -> Non
     kept = folder / "secrets"
     kept.mkdir()
     ended = imported(program(name), fixture(name), "--secrets-in", kept)
-    told = imported(program(name), folder / name, "--secrets-in", kept, "--json").object
-    assert (ended.code, ended.out) == (0, told["yaml"])
+    answer = imported(program(name), folder / name, "--secrets-in", kept, "--json").object
+    assert (ended.code, ended.out) == (0, answer["yaml"])
     path = folder / "powerguard.yaml"
     path.write_text(ended.out, encoding="utf-8")
     loaded = load(path)
     assert loaded.mode == "dry-run"
-    assert list(loaded.ups) == list(told["settings"]["ups"])
-    for secret in told["secrets"]:
+    assert list(loaded.ups) == list(answer["settings"]["ups"])
+    for secret in answer["secrets"]:
         assert secret["file"].startswith(f"{kept}/")
         Path(secret["file"]).touch(mode=0o400)
         Path(secret["file"]).chmod(0o600)
@@ -283,7 +283,7 @@ def test_the_yaml_is_the_settings(name: str, fixture: Copy, folder: Path) -> Non
     found = [value for ups in loaded.ups.values() for source in ups.sources for _, value in source]
     assert {secret.read() for secret in found if isinstance(secret, Secret)} <= {b"kept"}
     named = {Path(str(secret.file)).name for secret in found if isinstance(secret, Secret)}
-    assert named == {secret["name"] for secret in told["secrets"]}
+    assert named == {secret["name"] for secret in answer["secrets"]}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -311,8 +311,8 @@ def test_what_people_are_told(fixture: Copy, golden: Golden) -> None:
 def test_an_example_in_the_reference_is_true(fixture: Copy) -> None:
     """Whoever programs against docs/reference/import.json gets it, but for the folder."""
     of = fixture("nut-debian")
-    told = imported("nut", of, "--json").out.replace(str(of), "/etc/nut")
-    assert json.loads(told) == json.loads((REFERENCE / "import.json").read_text(encoding="utf-8"))
+    answer = imported("nut", of, "--json").out.replace(str(of), "/etc/nut")
+    assert json.loads(answer) == json.loads((REFERENCE / "import.json").read_text(encoding="utf-8"))
 
 
 def test_times_are_held_against_the_checkpoint(fixture: Copy, golden: Golden) -> None:
@@ -336,15 +336,15 @@ def test_an_apcupsd_that_asks_us_already(fixture: Copy) -> None:
 
 def test_the_command_for_a_secret_is_one_for_a_shell(fixture: Copy) -> None:
     """A folder may have a space in its name."""
-    told = imported("apcupsd", fixture("apcupsd-snmp"), "--secrets-in", "/srv/my secrets").err
-    assert "install -m 0400 -o powerguard /dev/stdin '/srv/my secrets/" in told
+    answer = imported("apcupsd", fixture("apcupsd-snmp"), "--secrets-in", "/srv/my secrets").err
+    assert "install -m 0400 -o powerguard /dev/stdin '/srv/my secrets/" in answer
 
 
 def test_the_script_that_is_better_is_named_where_install_puts_it(fixture: Copy) -> None:
     """Only a checkout has a folder config."""
     found = imported("apcupsd", fixture("apcupsd-usb"), "--json").object
-    told = [one.get("right", one["what"]) for one in [*found["warnings"], *found["notes"]]]
-    hooks = [text for text in told if "powerguard-event" in text or "config/" in text]
+    listed = [one.get("right", one["what"]) for one in [*found["warnings"], *found["notes"]]]
+    hooks = [text for text in listed if "powerguard-event" in text or "config/" in text]
     assert hooks
     assert all(f"{LIBRARY}/{HOOKS[0]}" in text for text in hooks)
 
@@ -687,5 +687,5 @@ def test_a_model_that_is_known_brings_its_table(tmp_path: Path, lines: str, gold
     ups = load(path).ups["desk"]
     assert (ups.runtime_table, ups.rating_w) == ({50.0: 1020.0, 100.0: 240.0}, 1350.0)
     assert "#runtime_table" not in ended.out
-    told = imported("nut", tmp_path, "--json").object["settings"]["ups"]["desk"]
-    assert told["runtime_table"] == {"50": 1020, "100": 240}
+    answer = imported("nut", tmp_path, "--json").object["settings"]["ups"]["desk"]
+    assert answer["runtime_table"] == {"50": 1020, "100": 240}

@@ -75,24 +75,24 @@ def run(image: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     return say
 
 
-def did(told: Mapping[str, Any], path: str) -> str:
-    return next(row["did"] for row in told["files"] if row["path"] == f"/{path}")
+def did(answer: Mapping[str, Any], path: str) -> str:
+    return next(row["did"] for row in answer["files"] if row["path"] == f"/{path}")
 
 
 def test_everything_has_its_place_and_the_second_run_changes_nothing(image: Path, run: Run) -> None:
     """Every file that the project keeps for systemd lies somewhere, as it is; programs can be run."""
-    code, told = run("--with", "ipmi", "--with", "gpu", "--with", "signals")
-    assert (code, told["is_done"]) == (0, True)
+    code, result = run("--with", "ipmi", "--with", "gpu", "--with", "signals")
+    assert (code, result["is_done"]) == (0, True)
     laid = {value for value in tree(image).values() if isinstance(value, bytes)}
     assert [path.name for path in (ROOT / "systemd").iterdir() if path.read_bytes() not in laid] == []
     for program in ("usr/lib/powerguard/powerguard-off", "usr/lib/systemd/system-shutdown/powerguard"):
         assert (image / program).stat().st_mode & 0o7777 == 0o755
     assert (image / UNITS / "powerguard.service").stat().st_mode & 0o7777 == 0o644
     before = {path: path.lstat().st_ino for path in image.rglob("*") if path.name != Path(MANIFEST).name}
-    code, told = run()
-    assert {row["did"] for row in told["files"]} == {"unchanged"}
+    code, result = run()
+    assert {row["did"] for row in result["files"]} == {"unchanged"}
     assert {path: path.lstat().st_ino for path in before} == before
-    assert told["steps"] == [], "nothing is started in an image"
+    assert result["steps"] == [], "nothing is started in an image"
 
 
 def test_units_are_enabled_as_systemctl_would(image: Path, run: Run) -> None:
@@ -117,13 +117,13 @@ def test_units_are_enabled_as_systemctl_would(image: Path, run: Run) -> None:
 
 def test_a_dry_run_writes_nothing(image: Path, run: Run) -> None:
     before = tree(image)
-    code, told = run("--dry-run")
-    assert (code, did(told, f"{UNITS}/powerguard.service")) == (0, "would be written")
+    code, result = run("--dry-run")
+    assert (code, did(result, f"{UNITS}/powerguard.service")) == (0, "would be written")
     assert tree(image) == before
     run()
     before = tree(image)
-    code, told = run("--dry-run", verb="uninstall")
-    assert (code, did(told, f"{UNITS}/powerguard.service")) == (0, "would be removed")
+    code, result = run("--dry-run", verb="uninstall")
+    assert (code, did(result, f"{UNITS}/powerguard.service")) == (0, "would be removed")
     assert tree(image) == before
 
 
@@ -136,13 +136,13 @@ def test_what_is_not_ours_is_refused_before_anything_is_written(image: Path, run
     else:
         unit.symlink_to("/dev/null")
     before = tree(image)
-    code, told = run()
+    code, result = run()
     assert code == 1
-    assert did(told, f"{UNITS}/powerguard-off.service").startswith(
+    assert did(result, f"{UNITS}/powerguard-off.service").startswith(
         "refused: is masked" if theirs == "mask" else "refused"
     )
     assert tree(image) == before
-    assert {each["did"] for each in told["files"] if not each["did"].startswith("refused")} == {"not done"}
+    assert {each["did"] for each in result["files"] if not each["did"].startswith("refused")} == {"not done"}
     assert run("--force")[0] == 0
     assert "powerguard-off" in unit.read_text(encoding="utf-8")
     assert not unit.is_symlink()
@@ -154,8 +154,8 @@ def test_what_was_laid_by_hand_is_taken_over_with_its_mode(image: Path, run: Run
     program.parent.mkdir(parents=True)
     program.write_bytes((ROOT / "systemd/powerguard-off").read_bytes())
     program.chmod(0o644)
-    code, told = run()
-    assert (code, did(told, "usr/lib/powerguard/powerguard-off")) == (0, "owner and mode set")
+    code, result = run()
+    assert (code, did(result, "usr/lib/powerguard/powerguard-off")) == (0, "owner and mode set")
     assert program.stat().st_mode & 0o111
     run(verb="uninstall")
     assert not program.exists()
@@ -180,9 +180,9 @@ def test_an_update_replaces_what_it_has_written_and_refuses_what_was_changed_sin
     assert did(run()[1], f"{UNITS}/powerguard.service") == "updated"
     assert b"/opt/older" not in b"".join(value for value in tree(image).values() if isinstance(value, bytes))
     unit.write_bytes(unit.read_bytes() + b"Nice=5\n")
-    code, told = run()
+    code, result = run()
     assert code == 1
-    golden("install", did(told, f"{UNITS}/powerguard.service"))
+    golden("install", did(result, f"{UNITS}/powerguard.service"))
     assert b"Nice=5" in unit.read_bytes()
 
 
@@ -190,9 +190,9 @@ def test_a_unit_that_somebody_has_disabled_stays_so(image: Path, run: Run, golde
     run()
     link = image / UNITS / "sockets.target.wants/powerguard-off.socket"
     link.unlink()
-    code, told = run()
+    code, result = run()
     assert (code, link.is_symlink()) == (0, False)
-    golden("install", did(told, f"{UNITS}/sockets.target.wants/powerguard-off.socket"))
+    golden("install", did(result, f"{UNITS}/sockets.target.wants/powerguard-off.socket"))
     run("--force")
     assert link.is_symlink()
 
@@ -200,15 +200,15 @@ def test_a_unit_that_somebody_has_disabled_stays_so(image: Path, run: Run, golde
 def test_what_trains_is_named_once_and_stays(image: Path, run: Run) -> None:
     """The daemon may start it, and is stopped after it; a later word replaces the first, and none changes nothing."""
     assert run("--resume-unit", "old.service", "--resume-unit", "train.service")[1]["doubts"] == []
-    code, told = run("--resume-unit", "train.service", "--resume-unit", "eval@1.service")
-    assert (code, [doubt.split()[0] for doubt in told["doubts"]]) == (0, ["old.service"]), "it does not go unnoticed"
+    code, result = run("--resume-unit", "train.service", "--resume-unit", "eval@1.service")
+    assert (code, [doubt.split()[0] for doubt in result["doubts"]]) == (0, ["old.service"]), "it does not go unnoticed"
     wants = image / UNITS / "powerguard-resume.target.d/50-resume-units.conf"
     assert wants.read_text(encoding="ascii").splitlines()[-1] == "Wants=train.service eval@1.service"
     before = image / UNITS / "powerguard.service.d/50-resume-units.conf"
     assert before.read_text(encoding="ascii").splitlines()[-1] == "Before=train.service eval@1.service"
-    told = run()[1]
-    assert told["doubts"] == []
-    assert did(told, f"{UNITS}/powerguard-resume.target.d/50-resume-units.conf") == "unchanged"
+    result = run()[1]
+    assert result["doubts"] == []
+    assert did(result, f"{UNITS}/powerguard-resume.target.d/50-resume-units.conf") == "unchanged"
     wants.unlink()
     assert run()[0] == 0, "somebody took it away: it is not ours any more"
     assert not wants.exists()
@@ -235,8 +235,8 @@ def test_a_run_that_is_killed_is_completed_by_the_next(image: Path, run: Run, *,
     if done == 7:
         assert run(verb="uninstall")[0] == 0
         assert tree(image) == empty, "also taken away at once"
-    code, told = run("--with", "ipmi", "--resume-unit", "train.service")
-    assert (code, told["is_done"]) == (0, True)
+    code, result = run("--with", "ipmi", "--resume-unit", "train.service")
+    assert (code, result["is_done"]) == (0, True)
     whole = tree(image)
     assert {row["did"] for row in run()[1]["files"]} == {"unchanged"}
     assert (image / UNITS / "sysinit.target.wants/powerguard-disarm.service").is_symlink()
@@ -301,33 +301,33 @@ def test_uninstall_leaves_nothing_and_keeps_what_is_the_operators(image: Path, r
         kept.write_text("theirs", encoding="ascii")
     kept_tree = tree(image)
     run("--with", "gpu", "--resume-unit", "train.service")
-    code, told = run(verb="uninstall")
-    assert (code, did(told, "etc/powerguard")) == (0, "kept")
+    code, result = run(verb="uninstall")
+    assert (code, did(result, "etc/powerguard")) == (0, "kept")
     assert tree(image) == kept_tree
     assert set(empty) < set(kept_tree)
-    code, told = run(verb="uninstall")
+    code, result = run(verb="uninstall")
     assert code == 1
-    golden("uninstall", told["error"], varies={image: "IMAGE"})
+    golden("uninstall", result["error"], varies={image: "IMAGE"})
 
 
 def test_uninstall_proposes_to_remove_only_a_virtual_environment(image: Path, run: Run) -> None:
     """Where pip put powerguard among the system's own programs, the folder is /usr."""
     (image / "usr/bin/powerguard").touch()
     run("--prefix", "/usr")
-    _, told = run(verb="uninstall")
-    assert not [line for line in told["next"] if "rm -r" in line]
-    assert any(line.startswith("/usr/bin/python -m pip uninstall powerguard") for line in told["next"])
+    _, result = run(verb="uninstall")
+    assert not [line for line in result["next"] if "rm -r" in line]
+    assert any(line.startswith("/usr/bin/python -m pip uninstall powerguard") for line in result["next"])
     run()
-    _, told = run(verb="uninstall")
-    assert any(line.startswith("rm -r /opt/powerguard and") for line in told["next"])
+    _, result = run(verb="uninstall")
+    assert any(line.startswith("rm -r /opt/powerguard and") for line in result["next"])
 
 
 @pytest.mark.parametrize("parts", [(), ("--with", "slurm")])
 def test_uninstall_says_how_to_give_a_slurm_node_back(run: Run, parts: tuple[str, ...]) -> None:
     """The daemon owes it, and is gone."""
     run(*parts)
-    _, told = run(verb="uninstall")
-    assert any("scontrol update NodeName=NAME State=RESUME" in line for line in told["next"]) == bool(parts)
+    _, result = run(verb="uninstall")
+    assert any("scontrol update NodeName=NAME State=RESUME" in line for line in result["next"]) == bool(parts)
 
 
 def test_uninstall_leaves_what_was_changed_and_what_lies_beside(image: Path, run: Run, golden: Golden) -> None:
@@ -337,9 +337,9 @@ def test_uninstall_leaves_what_was_changed_and_what_lies_beside(image: Path, run
     beside.parent.mkdir()
     beside.write_text("[Service]\n", encoding="ascii")
     (image / UNITS / "powerguard-off.socket").unlink()
-    code, told = run(verb="uninstall")
+    code, result = run(verb="uninstall")
     assert code == 0
-    golden("uninstall", did(told, f"{UNITS}/powerguard.service"))
+    golden("uninstall", did(result, f"{UNITS}/powerguard.service"))
     files = {name for name, value in tree(image).items() if isinstance(value, bytes) and value}
     assert files == {f"{UNITS}/powerguard.service", f"{UNITS}/powerguard.service.d/override.conf"}
 
@@ -358,11 +358,11 @@ def test_a_manifest_that_we_would_not_have_written_removes_nothing(
     (image / MANIFEST[1:]).write_text(manifest, encoding="utf-8")
     before = tree(image)
     for verb in ("install", "uninstall"):
-        code, told = run(verb=verb)
+        code, result = run(verb=verb)
         assert code == 1
-        assert told["error"].startswith(f"{image}{MANIFEST}: ")
+        assert result["error"].startswith(f"{image}{MANIFEST}: ")
         if not manifest:
-            golden(verb, told["error"], varies={image: "IMAGE"})
+            golden(verb, result["error"], varies={image: "IMAGE"})
     assert tree(image) == before
 
 
@@ -371,9 +371,9 @@ def test_links_that_lead_out_of_the_image_are_not_followed(image: Path, run: Run
     outside.mkdir()
     (image / "etc").mkdir()
     (image / "etc/systemd").symlink_to(outside)
-    code, told = run()
+    code, result = run()
     assert code == 1
-    assert "leads out of" in told["error"]
+    assert "leads out of" in result["error"]
     assert tree(outside) == {}
 
 
@@ -382,11 +382,11 @@ def test_a_second_one_at_the_same_time_is_kept_out(image: Path, run: Run) -> Non
     descriptor = os.open((image / MANIFEST[1:]).parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        code, told = run("--resume-unit", "train.service")
+        code, result = run("--resume-unit", "train.service")
     finally:
         os.close(descriptor)
     assert code == 1
-    assert "is running" in told["error"]
+    assert "is running" in result["error"]
 
 
 def test_one_that_ended_meanwhile_is_not_forgotten(image: Path, run: Run) -> None:
@@ -411,9 +411,9 @@ def test_where_units_cannot_look_or_others_can_write_is_no_place_for_the_program
         ("/opt/my venv", "plain letters"),
         ("/opt/../x", "plain letters"),
     ):
-        code, told = run("--prefix", prefix)
+        code, result = run("--prefix", prefix)
         assert code == 1
-        assert why in told["error"]
+        assert why in result["error"]
     assert "is not there" in host.wrong_prefix(f"/opt{tmp_path}", live=True)
 
 
@@ -464,10 +464,10 @@ def test_no_test_changes_this_machine(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_the_objects_are_those_of_the_reference(run: Run, verb: str) -> None:
     run()
-    told = run(verb=verb)[1]
+    result = run(verb=verb)[1]
     example = json.loads((ROOT / f"docs/reference/{verb}.json").read_text(encoding="utf-8"))
-    assert list(told) == list(example)
-    assert list(told["files"][0]) == list(example["files"][0])
+    assert list(result) == list(example)
+    assert list(result["files"][0]) == list(example["files"][0])
     assert list(example["steps"][0]) == ["command", "what", "did"]
 
 
@@ -489,8 +489,8 @@ def test_a_sentinel_is_started_by_a_person_who_is_told_how(image: Path, run: Run
     assert sample == (ROOT / "config/sentinel.yaml").read_bytes()
     (image / "etc/powerguard").mkdir()
     (image / "etc/powerguard/sentinel.yaml").write_bytes(sample)
-    (told,) = sentinel()
-    golden("install", told)
+    (result,) = sentinel()
+    golden("install", result)
     link = image / SENTINEL_AT_BOOT[1:]
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(f"/{UNITS}/powerguard-sentinel.service")
@@ -569,8 +569,8 @@ def says(text: str, code: int = 0, errors: str = "") -> Ended:
 
 async def test_drop_ins_are_offered_for_units_that_are_slow_or_leave_processes_behind() -> None:
     """For those of the site: systemd's own and the bus are left alone."""
-    told = says('Environment=LC_ALL=C "POWERGUARD_OFF_KILL=slurmd.service containerd.service"\n')
-    systemd = Systemd({"systemctl show --type": says(ACTIVE), "systemctl show powerguard-off": told})
+    result = says('Environment=LC_ALL=C "POWERGUARD_OFF_KILL=slurmd.service containerd.service"\n')
+    systemd = Systemd({"systemctl show --type": says(ACTIVE), "systemctl show powerguard-off": result})
     offered = {offer.piece.path: offer.piece.content.decode() for offer in await host.offers(systemd, 110)}
     assert list(offered) == [
         f"/{UNITS}/slow.service.d/50-powerguard-stop.conf",
@@ -593,19 +593,19 @@ async def test_what_would_start_at_boot_anyway_or_closes_a_circle_is_told(golden
             "systemd-analyze verify": says("", 1, CIRCLE),
         }
     )
-    told = await host.doubts(systemd, ["train.service", "gone.service", "good.service"])
-    assert len(told) == 3
-    golden("install", "\n".join(told))
-    assert "gone.service: not-found" in told[1]
-    assert "remote-fs-pre.target powerguard.service var.mount" in told[2]
+    result = await host.doubts(systemd, ["train.service", "gone.service", "good.service"])
+    assert len(result) == 3
+    golden("install", "\n".join(result))
+    assert "gone.service: not-found" in result[1]
+    assert "remote-fs-pre.target powerguard.service var.mount" in result[2]
 
 
 async def test_a_step_that_fails_is_told_and_the_others_are_taken(golden: Golden) -> None:
     systemd = Systemd({"systemd-sysusers": says("", 1, "Failed\nno room\n"), "systemctl": says("")})
-    told = Report("install", Path("/nowhere"), dry_run=False)
-    await host.carry_out(systemd, host.steps(["gpu"], with_daemon=True), told)
-    assert told.failed
-    became = {command: did for command, _, did in told.steps}
+    summary = Report("install", Path("/nowhere"), dry_run=False)
+    await host.carry_out(systemd, host.steps(["gpu"], with_daemon=True), summary)
+    assert summary.failed
+    became = {command: did for command, _, did in summary.steps}
     assert "no room" in became["systemd-sysusers powerguard.conf"]
     assert os.strerror(errno.ENOENT) in became["systemd-tmpfiles --create powerguard.conf"]
     golden("install", "\n".join(f"{command}: {did}" for command, did in became.items()))
@@ -622,11 +622,11 @@ async def test_a_step_that_fails_is_told_and_the_others_are_taken(golden: Golden
 async def test_a_host_that_cannot_mount_is_installed_all_the_same() -> None:
     """In some containers nothing can be mounted: trainers' sockets then lie in /run; that is no failure."""
     answers = {"systemd": says(""), "udevadm": says(""), "systemctl start run": says("", 1), "systemctl": says("")}
-    told = Report("install", Path("/nowhere"), dry_run=False)
-    await host.carry_out(Systemd(answers), host.steps([], with_daemon=True), told)
-    became = {command: did for command, _, did in told.steps}
+    summary = Report("install", Path("/nowhere"), dry_run=False)
+    await host.carry_out(Systemd(answers), host.steps([], with_daemon=True), summary)
+    became = {command: did for command, _, did in summary.steps}
     assert became[f"systemctl start {TRAINERS_MOUNT}"].startswith("failed")
-    assert not told.failed
+    assert not summary.failed
 
 
 @pytest.mark.parametrize(("module", "fails"), [("ipmi_si", False), ("ipmi_devintf", True)])
@@ -634,10 +634,10 @@ async def test_a_bmc_with_another_interface_fails_no_install(module: str, *, fai
     """ipmi_si does not load without a KCS, SMIC or BT interface, and a BMC behind SSIF has none of them."""
     refused = says("", 1, f"modprobe: ERROR: could not insert '{module}': No such device\n")
     answers = {"systemd": says(""), "udevadm": says(""), f"modprobe {module}": refused, "modprobe": says("")}
-    told = Report("install", Path("/nowhere"), dry_run=False)
-    await host.carry_out(Systemd({**answers, "systemctl": says("")}), host.steps(["ipmi"], with_daemon=False), told)
-    assert [command for command, _, did in told.steps if did.startswith("failed")] == [f"modprobe {module}"]
-    assert told.failed is fails
+    summary = Report("install", Path("/nowhere"), dry_run=False)
+    await host.carry_out(Systemd({**answers, "systemctl": says("")}), host.steps(["ipmi"], with_daemon=False), summary)
+    assert [command for command, _, did in summary.steps if did.startswith("failed")] == [f"modprobe {module}"]
+    assert summary.failed is fails
 
 
 @pytest.mark.parametrize(
@@ -692,9 +692,9 @@ SECRET_TEXT = "correct horse\nbattery staple"
 
 def secret(image: Path, *words: str, given: bytes = b"") -> tuple[int, dict[str, Any]]:
     argv = [sys.executable, "-m", "powerguard", "secret", *words, "--json", "--root", str(image)]
-    told = subprocess.run(argv, input=given, capture_output=True, check=False, cwd=ROOT)
-    assert SECRET_TEXT.encode() not in told.stdout + told.stderr
-    return told.returncode, json.loads(told.stdout) if told.stdout else {}
+    ended = subprocess.run(argv, input=given, capture_output=True, check=False, cwd=ROOT)
+    assert SECRET_TEXT.encode() not in ended.stdout + ended.stderr
+    return ended.returncode, json.loads(ended.stdout) if ended.stdout else {}
 
 
 CTRL_D = "\x04"
@@ -734,7 +734,7 @@ def test_the_daemon_is_handed_the_secrets_that_its_settings_name(image: Path, ru
     theirs = image / UNITS / "powerguard.service.d/site.conf"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("[Service]\nLoadCredentialEncrypted=bmc:/etc/powerguard/secrets/bmc.cred\n", encoding="utf-8")
-    code, told = run()
+    code, result = run()
     assert code == 0
     drop_in = image / CREDENTIALS[1:]
     assert drop_in.read_text(encoding="utf-8").splitlines()[1:] == [
@@ -744,7 +744,7 @@ def test_the_daemon_is_handed_the_secrets_that_its_settings_name(image: Path, ru
         "LoadCredential=snmp-priv:/etc/powerguard/secrets/snmp-priv",
         "SetCredential=snmp-priv:\\n",
     ]
-    missing = [line for line in told["next"] if "secret set" in line]
+    missing = [line for line in result["next"] if "secret set" in line]
     assert [line.split(":")[0] for line in missing] == [
         "powerguard secret set snmp-auth",
         "powerguard secret set snmp-priv",
@@ -758,9 +758,9 @@ def test_the_daemon_is_handed_the_secrets_that_its_settings_name(image: Path, ru
     theirs.with_name("10-sealed.conf").unlink()
 
     write_settings(image, NAMING.replace("rehearse", "rehears"))
-    code, told = run()
-    assert did(told, CREDENTIALS[1:]) == "unchanged", "settings that are wrong for a moment take no secret away"
-    assert any("powerguard.yaml:1:7: mode" in doubt for doubt in told["doubts"])
+    code, result = run()
+    assert did(result, CREDENTIALS[1:]) == "unchanged", "settings that are wrong for a moment take no secret away"
+    assert any("powerguard.yaml:1:7: mode" in doubt for doubt in result["doubts"])
     write_settings(image, "mode: dry-run\nups: {a: {sources: [{kind: nut, host: 127.0.0.1, name: a}]}}\n")
     run()
     assert not drop_in.exists()
@@ -769,23 +769,23 @@ def test_the_daemon_is_handed_the_secrets_that_its_settings_name(image: Path, ru
 def test_a_secret_is_put_in_place_whole_and_shown_to_nobody(image: Path, run: Run, golden: Golden) -> None:
     """Read from stdin; its file is root's alone. What is no secret is refused, and the one before stands."""
     write_settings(image, NAMING)
-    code, told = secret(image, "list")
-    assert (code, {each["name"]: each["stands"] for each in told["secrets"]}) == (
+    code, result = secret(image, "list")
+    assert (code, {each["name"]: each["stands"] for each in result["secrets"]}) == (
         1,
         {"snmp-auth": "missing", "snmp-priv": "missing", "bmc": "missing"},
     )
-    code, told = secret(image, "set", "bmc", given=SECRET_TEXT.encode())
+    code, result = secret(image, "set", "bmc", given=SECRET_TEXT.encode())
     path = image / "etc/powerguard/secrets/bmc"
-    assert (code, told["path"]) == (0, str(path))
-    golden("secret", "\n".join(told["next"]))
+    assert (code, result["path"]) == (0, str(path))
+    golden("secret", "\n".join(result["next"]))
     assert (path.read_bytes(), path.stat().st_mode & 0o7777) == (SECRET_TEXT.encode(), 0o400)
     assert path.parent.stat().st_mode & 0o7777 == 0o700
     for wrong, why in ((b"\n", "empty"), (b"x" * 16385, "larger than 16384")):
-        code, told = secret(image, "set", "bmc", given=wrong)
-        assert (code, why in told["error"], path.read_bytes()) == (64, True, SECRET_TEXT.encode())
+        code, result = secret(image, "set", "bmc", given=wrong)
+        assert (code, why in result["error"], path.read_bytes()) == (64, True, SECRET_TEXT.encode())
     run()
-    _, told = secret(image, "set", "bmc", given=b"another")
-    assert told["next"][0].startswith("systemctl restart powerguard.service")
+    _, result = secret(image, "set", "bmc", given=b"another")
+    assert result["next"][0].startswith("systemctl restart powerguard.service")
     golden("secret", secret(image, "set", "bmv", given=b"another")[1]["next"][0], "not named")
     theirs = image / UNITS / "powerguard.service.d/site.conf"
     for line, is_used in (
@@ -797,40 +797,40 @@ def test_a_secret_is_put_in_place_whole_and_shown_to_nobody(image: Path, run: Ru
         assert then.startswith("systemctl restart powerguard.service") is is_used
     assert then.startswith("/etc/systemd/system/powerguard.service.d/site.conf gives the daemon another secret")
     theirs.unlink()
-    _, told = secret(image, "list")
-    assert {each["name"]: each["stands"] for each in told["secrets"]}["bmc"] == "set"
+    _, result = secret(image, "list")
+    assert {each["name"]: each["stands"] for each in result["secrets"]}["bmc"] == "set"
     path.write_bytes(b"\n")
-    _, told = secret(image, "list")
-    assert {each["name"]: each["stands"] for each in told["secrets"]}["bmc"] == "missing", "as the daemon reads it"
+    _, result = secret(image, "list")
+    assert {each["name"]: each["stands"] for each in result["secrets"]}["bmc"] == "missing", "as the daemon reads it"
     assert secret(image, "set", "../bmc", given=b"x")[0] == 64
     write_settings(image, NAMING.replace("rehearse", "rehears"))
-    code, told = secret(image, "list")
-    assert (code, f"{image}/etc/powerguard/powerguard.yaml:1:7: mode: must be" in told["error"]) == (1, True)
+    code, result = secret(image, "list")
+    assert (code, f"{image}/etc/powerguard/powerguard.yaml:1:7: mode: must be" in result["error"]) == (1, True)
     assert secret(image, "set", "bmc", given=b"another")[0] == 0, "wrong settings refuse no secret"
 
 
 def test_a_person_who_gives_no_answer_is_asked_for_the_next(image: Path) -> None:
     """Ctrl-D at one secret leaves out that one alone: the others, and the steps after them, follow."""
     write_settings(image, NAMING)
-    told = typed("install", "--root", str(image), lines=[CTRL_D, "two-2", CTRL_D, "three-3", "three-3"])
+    result = typed("install", "--root", str(image), lines=[CTRL_D, "two-2", CTRL_D, "three-3", "three-3"])
     assert [path.name for path in (image / "etc/powerguard/secrets").iterdir()] == ["bmc"]
-    assert "next: powerguard secret set snmp-auth: no answer" in told
-    assert "next: powerguard secret set snmp-priv: no answer" in told
+    assert "next: powerguard secret set snmp-auth: no answer" in result
+    assert "next: powerguard secret set snmp-priv: no answer" in result
 
 
 def test_a_person_at_install_is_asked_for_what_is_missing(image: Path, golden: Golden) -> None:
     """Without echo, twice; two that differ are not written, and the rest is done all the same."""
     write_settings(image, NAMING)
     lines = ["one-1", "one-1", "two-2", "tow-2", "three-3", "three-3"]
-    told = typed("install", "--root", str(image), lines=lines)
+    result = typed("install", "--root", str(image), lines=lines)
     folder = image / "etc/powerguard/secrets"
     assert {path.name: path.read_text(encoding="ascii") for path in folder.iterdir()} == {
         "snmp-auth": "one-1",
         "bmc": "three-3",
     }
-    assert not [line for line in lines if line in told]
-    (then,) = [line for line in told.splitlines() if "secret set snmp-priv" in line]
+    assert not [line for line in lines if line in result]
+    (then,) = [line for line in result.splitlines() if "secret set snmp-priv" in line]
     golden("install", then)
-    told = typed("install", "--root", str(image), "--dry-run", lines=[])
-    golden("install", told, "dry-run", varies={image: "IMAGE", "\r": ""})
-    assert "powerguard-off.socket" not in told
+    result = typed("install", "--root", str(image), "--dry-run", lines=[])
+    golden("install", result, "dry-run", varies={image: "IMAGE", "\r": ""})
+    assert "powerguard-off.socket" not in result

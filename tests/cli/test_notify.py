@@ -75,9 +75,9 @@ async def test_list_and_pending(folder: Path, golden: Golden) -> None:
     """Exit 1 while a target fails; the object is the daemon's."""
     async with admin_server(scene(), path=f"{folder}/s.sock") as path:
         good = await notify("list", "--socket", path)
-        told = await notify("list", "--socket", path, "--json")
+        result = await notify("list", "--socket", path, "--json")
     assert (good.code, good.err) == (0, "")
-    assert json.loads(told.out)["targets"][0]["name"] == "ops"
+    assert json.loads(result.out)["targets"][0]["name"] == "ops"
     golden("notify", good.out, "good")
     async with admin_server(failing(), path=f"{folder}/s.sock") as path:
         listed = await notify("list", "--socket", path)

@@ -76,9 +76,9 @@ async def test_a_dry_run_tells_every_gate_and_starts_nothing(folder: Path, golde
         assert lines[6].endswith(": /bin/true")
         daemon.state = by_command(back()).state
         assert (await recover(folder, "--dry-run"))[0] == 0
-        told = json.loads((await recover(folder, "--dry-run", "--json"))[1])
+        answer = json.loads((await recover(folder, "--dry-run", "--json"))[1])
     example = json.loads((REFERENCE / "recovery.json").read_text(encoding="utf-8"))
-    assert (list(told), [list(gate) for gate in told["gates"]]) == (
+    assert (list(answer), [list(gate) for gate in answer["gates"]]) == (
         list(example),
         [list(gate) for gate in example["gates"]],
     )
@@ -97,8 +97,8 @@ async def test_a_persons_word_goes_to_the_daemon(folder: Path, golden: Golden) -
         assert (code, len(daemon.events)) == (1, 1)
         golden("recover", err, "refused")
         assert (await recover(folder, "--unchecked"))[0] == 0
-        told = json.loads((await recover(folder, "--unchecked", "--json"))[1])
-        assert (told["object"], told["unchecked"]) == ("accepted", True)
+        answer = json.loads((await recover(folder, "--unchecked", "--json"))[1])
+        assert (answer["object"], answer["unchecked"]) == ("accepted", True)
 
 
 async def test_there_is_nothing_to_recover_from(folder: Path, golden: Golden) -> None:
@@ -122,9 +122,9 @@ async def test_without_a_daemon_it_looks_for_itself_and_starts_nothing(folder: P
         ["ok", "host"],
         ["ok", "target"],
     ]
-    told: dict[str, Any] = json.loads((await recover(folder, "--json"))[1])
-    assert list(told) == list(json.loads((REFERENCE / "recovery.json").read_text(encoding="utf-8")))
-    assert "not running" in told["refused"]
+    answer: dict[str, Any] = json.loads((await recover(folder, "--json"))[1])
+    assert list(answer) == list(json.loads((REFERENCE / "recovery.json").read_text(encoding="utf-8")))
+    assert "not running" in answer["refused"]
     (folder / "pg.yaml").write_text("mode: perhaps\n", encoding="utf-8")
     assert (await recover(folder))[0] in (4, 78)
 
@@ -146,8 +146,8 @@ async def test_with_a_scheduler_no_unit_is_named_or_waited_for(folder: Path, gol
         code, out, _ = await recover(folder, "--dry-run")
         assert code == 0
         golden("recover", out)
-        told = json.loads((await recover(folder, "--dry-run", "--json"))[1])
-    assert told["starts"] == {"target": None, "command": []}
+        answer = json.loads((await recover(folder, "--dry-run", "--json"))[1])
+    assert answer["starts"] == {"target": None, "command": []}
     settings = (folder / "pg.yaml").read_text(encoding="utf-8")
     (folder / "pg.yaml").write_text(re.sub(r"(?m)^resume:.*$", "resume: {by: scheduler}", settings), encoding="utf-8")
     code, out, _ = await recover(folder, "--dry-run")

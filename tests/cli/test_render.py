@@ -86,8 +86,8 @@ def test_paint_stays_off_what_is_no_terminal() -> None:
     [
         ("short", ["short"]),
         (
-            "12:03:41  +9 m 14 s  training was told to pause and checkpoint, because",
-            ["12:03:41  +9 m 14 s  training was told to pause", " " * 21 + "and checkpoint, because"],
+            "12:03:41  +9 m 14 s  training was asked to pause and checkpoint, because",
+            ["12:03:41  +9 m 14 s  training was asked to pause", " " * 21 + "and checkpoint, because"],
         ),
         (
             "  ! mode is dry-run: nothing would be powered off -> set mode: armed",

@@ -204,7 +204,7 @@ async def _twice(world: World) -> None:
     world.ups.utility = True
     world.next_boot("boot-c-of-the-test")
     async with world.running() as daemon:
-        daemon.submit(PoweredOn(at_s=daemon.clock(), because="told", cause="rtc-wake", ac_failed=False))
+        daemon.submit(PoweredOn(at_s=daemon.clock(), because="reported", cause="rtc-wake", ac_failed=False))
         await until(in_phase("Online", daemon), 20_000)
         await rest(20.0)
 
@@ -296,7 +296,7 @@ async def _utility_stayed(world: World) -> None:
     await rest(100.0)
     world.next_boot()
     async with world.running() as daemon:
-        daemon.submit(PoweredOn(at_s=daemon.clock(), because="told", cause="rtc-wake", ac_failed=False))
+        daemon.submit(PoweredOn(at_s=daemon.clock(), because="reported", cause="rtc-wake", ac_failed=False))
         await until(in_phase("Online", daemon), 20_000)
         await rest(20.0)
 
@@ -375,8 +375,8 @@ def journals() -> Iterator[dict[str, Path]]:
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def ran(*words: object) -> tuple[int, str, str]:
         code = main([str(word) for word in words])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return ran
 
@@ -385,13 +385,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def report(run: Run) -> Callable[[Path], dict[str, Any]]:
     """Return the object that `report --json` tells of the last outage of a journal."""
 
-    def told(journal: Path) -> dict[str, Any]:
+    def reported(journal: Path) -> dict[str, Any]:
         code, out, err = run("report", "--json", "--journal", journal)
         assert (code, err) == (0, "")
         found: dict[str, Any] = json.loads(out)
         return found
 
-    return told
+    return reported
 
 
 Report = Callable[[Path], dict[str, Any]]
@@ -407,8 +407,8 @@ def changed(journal: Path, path: Path, *statements: str) -> Path:
     return path
 
 
-def rules(told: dict[str, Any]) -> set[str]:
-    return {each["rule"] for each in told["advice"]}
+def rules(answer: dict[str, Any]) -> set[str]:
+    return {each["rule"] for each in answer["advice"]}
 
 
 # --- What is told -----------------------------------------------------------------------------------------------------
@@ -417,14 +417,14 @@ def rules(told: dict[str, Any]) -> set[str]:
 @pytest.mark.parametrize("story", STORIES)
 def test_the_object_is_as_documented(story: str, journals: dict[str, Path], report: Report) -> None:
     """And its phases follow each other without a hole, up to the last moment of which anything is known."""
-    told = report(journals[story])
-    like(told, "report")
-    phases = told["phases"]
+    summary = report(journals[story])
+    like(summary, "report")
+    phases = summary["phases"]
     assert [p["to_s"] for p in phases[:-1]] == [p["from_s"] for p in phases[1:]]
-    assert (phases[0]["from_s"], phases[-1]["to_s"]) == (0.0, told["last_s"])
-    marks = [mark["at_s"] for mark in told["marks"]]
+    assert (phases[0]["from_s"], phases[-1]["to_s"]) == (0.0, summary["last_s"])
+    marks = [mark["at_s"] for mark in summary["marks"]]
     assert marks == sorted(marks)
-    settings = {each["setting"].split(".")[-1].split("[")[0] for each in told["advice"] if each["setting"]}
+    settings = {each["setting"].split(".")[-1].split("[")[0] for each in summary["advice"] if each["setting"]}
     known = SETTINGS.read_text(encoding="utf-8")
     assert [name for name in settings if f"- `{name}` (" not in known] == [], "an option that there is not"
 
@@ -493,64 +493,69 @@ def test_a_drill_just_before_the_outage_counts_in_the_prediction(tmp_path: Path,
 
 def test_a_power_off_and_back(journals: dict[str, Path], report: Report, run: Run) -> None:
     """Every part of it with its time: the sums of then against what came, and the way back by whose it is."""
-    told = report(journals["powered-off"])
-    assert (told["outcome"], told["mode"], told["boots"], told["steps_lost"]) == ("clean_shutdown", "armed", 2, 0)
-    names = [p["name"] for p in told["phases"]]
+    summary = report(journals["powered-off"])
+    assert (summary["outcome"], summary["mode"], summary["boots"], summary["steps_lost"]) == (
+        "clean_shutdown",
+        "armed",
+        2,
+        0,
+    )
+    names = [p["name"] for p in summary["phases"]]
     assert names == ["on_battery", "emergency_checkpoint", "holding", "shutdown", "off", "boot", "recovery"]
-    assert sum(p["s"] for p in told["phases"]) == pytest.approx(told["durations"]["lasted_s"], abs=0.01)
-    assert told["recovery"] == {
+    assert sum(p["s"] for p in summary["phases"]) == pytest.approx(summary["durations"]["lasted_s"], abs=0.01)
+    assert summary["recovery"] == {
         "away_s": 604.85, "stop_s": None, "powered_on_by": None, "ac_failed": None, "ac_gone": None, "firmware_s": None,
         "boot_s": 20.0, "gate_s": 10.0, "check_s": None, "start_s": 0.0, "resumed_s": None, "ours_s": 10.0,
     }  # fmt: skip
-    load = next(p for p in told["predictions"] if p["unit"] == "share")
+    load = next(p for p in summary["predictions"] if p["unit"] == "share")
     assert (load["predicted"], load["measured"]) == (0.45, 0.4)
-    checkpoint = next(p for p in told["predictions"] if p["what"].startswith("all checkpoints"))
+    checkpoint = next(p for p in summary["predictions"] if p["what"].startswith("all checkpoints"))
     assert (checkpoint["predicted"], checkpoint["measured"]) == (20.0, 20.0)
-    assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 1.5
-    assert rules(told) == {"return_unknown"}, "all went as planned, and the discharge measured the battery's health"
+    assert summary["detection"]["confirmed_s"] - summary["detection"]["power_lost_s"] <= 1.5
+    assert rules(summary) == {"return_unknown"}, "all went as planned, and the discharge measured the battery's health"
     assert "health_unknown" in rules(report(journals["dip"])), "a dip measures nothing"
     out = run("report", "--journal", journals["powered-off"])[1]
-    assert (told["host"], out.startswith("gpu-01: outage ")) == ("gpu-01", True)
+    assert (summary["host"], out.startswith("gpu-01: outage ")) == ("gpu-01", True)
     assert run("report", "--markdown", "--journal", journals["powered-off"])[1].startswith("# gpu-01: outage ")
     assert "<title>gpu-01: outage " in run("report", "--html", "-", "--journal", journals["powered-off"])[1]
 
 
 def test_an_outage_that_runs(journals: dict[str, Path], report: Report) -> None:
     """So far, and nothing of an end that there was not."""
-    told = report(journals["running"])
-    assert (told["ended_at"], told["outcome"], told["durations"]["lasted_s"]) == (None, None, None)
-    assert told["phases"][-1]["name"] == "holding"
-    assert 90.0 < told["phases"][-1]["from_s"] < 110.0
-    assert told["phases"][-1]["s"] < 10.0
+    summary = report(journals["running"])
+    assert (summary["ended_at"], summary["outcome"], summary["durations"]["lasted_s"]) == (None, None, None)
+    assert summary["phases"][-1]["name"] == "holding"
+    assert 90.0 < summary["phases"][-1]["from_s"] < 110.0
+    assert summary["phases"][-1]["s"] < 10.0
 
 
 def test_a_host_that_crashed(journals: dict[str, Path], report: Report) -> None:
     """What was lost is what training was ahead of its newest checkpoint; the dark ends where the kernel began."""
-    told = report(journals["crashed"])
-    assert (told["outcome"], told["steps_lost"]) == ("dirty", 40)
-    assert [p["name"] for p in told["phases"]] == ["on_battery", "off", "boot", "recovery"]
-    assert told["phases"][2]["s"] == 65.0, "power-on to OS: the firmware's part is in it"
-    assert told["recovery"]["stop_s"] == 33.0
-    assert (told["recovery"]["powered_on_by"], told["recovery"]["firmware_s"]) == ("power-button", 45.0)
-    assert told["recovery"]["check_s"] == pytest.approx(22.0, abs=1.0), "three times, and a rest between"
-    assert told["recovery"]["gate_s"] == pytest.approx(38.0, abs=1.0), "utility had to hold for a minute, all in all"
-    assert told["recovery"]["resumed_s"] == pytest.approx(12.0, abs=0.5), "which ends the outage"
-    assert told["recovery"]["ours_s"] == pytest.approx(72.0, abs=1.5)
-    assert {"dirty", "switched_on_by_hand", "host_incomplete"} <= rules(told)
+    summary = report(journals["crashed"])
+    assert (summary["outcome"], summary["steps_lost"]) == ("dirty", 40)
+    assert [p["name"] for p in summary["phases"]] == ["on_battery", "off", "boot", "recovery"]
+    assert summary["phases"][2]["s"] == 65.0, "power-on to OS: the firmware's part is in it"
+    assert summary["recovery"]["stop_s"] == 33.0
+    assert (summary["recovery"]["powered_on_by"], summary["recovery"]["firmware_s"]) == ("power-button", 45.0)
+    assert summary["recovery"]["check_s"] == pytest.approx(22.0, abs=1.0), "three times, and a rest between"
+    assert summary["recovery"]["gate_s"] == pytest.approx(38.0, abs=1.0), "utility had to hold for a minute, all in all"
+    assert summary["recovery"]["resumed_s"] == pytest.approx(12.0, abs=0.5), "which ends the outage"
+    assert summary["recovery"]["ours_s"] == pytest.approx(72.0, abs=1.5)
+    assert {"dirty", "switched_on_by_hand", "host_incomplete"} <= rules(summary)
 
 
 def test_a_second_power_off_in_the_same_outage(journals: dict[str, Path], report: Report) -> None:
     """Both are there, each with its darkness; the host was away for the sum of both."""
-    told = report(journals["twice"])
-    names = [p["name"] for p in told["phases"]]
+    summary = report(journals["twice"])
+    names = [p["name"] for p in summary["phases"]]
     assert names[3:] == ["shutdown", "off", "boot", "recovery", "shutdown", "off", "boot", "recovery"]
-    dark_s = sum(p["s"] for p in told["phases"] if p["name"] in ("off", "boot"))
-    assert told["boots"] == 3
-    assert told["durations"]["away_s"] == pytest.approx(dark_s, abs=0.1)
-    assert told["recovery"]["away_s"] < dark_s, "of the last return alone"
-    assert (told["recovery"]["powered_on_by"], told["recovery"]["ac_gone"]) == ("rtc-wake", None)
-    assert "ac_never_gone" not in rules(told), "the UPS was on battery when it was last heard"
-    assert sum(p["s"] for p in told["phases"]) == pytest.approx(told["durations"]["lasted_s"], abs=0.1)
+    dark_s = sum(p["s"] for p in summary["phases"] if p["name"] in ("off", "boot"))
+    assert summary["boots"] == 3
+    assert summary["durations"]["away_s"] == pytest.approx(dark_s, abs=0.1)
+    assert summary["recovery"]["away_s"] < dark_s, "of the last return alone"
+    assert (summary["recovery"]["powered_on_by"], summary["recovery"]["ac_gone"]) == ("rtc-wake", None)
+    assert "ac_never_gone" not in rules(summary), "the UPS was on battery when it was last heard"
+    assert sum(p["s"] for p in summary["phases"]) == pytest.approx(summary["durations"]["lasted_s"], abs=0.1)
 
 
 _DONE = (
@@ -560,7 +565,6 @@ _DONE = (
     "under way",
     "held, paused",
     "every checkpoint is durable",
-    "was told to checkpoint",
     "was ordered",
 )
 """What explain and report say of an armed outage (the golden files have it), and of no dry-run."""
@@ -568,10 +572,10 @@ _DONE = (
 
 def test_a_dry_run_claims_nothing_that_was_not_done(journals: dict[str, Path], report: Report, run: Run) -> None:
     """Conditional, named as a dry-run in every header, and no prediction or advice of what was only recorded."""
-    told = report(journals["dry-run"])
-    assert (told["mode"], told["outcome"]) == ("dry-run", "rehearsed")
-    assert [p["unit"] for p in told["predictions"]] == ["s"]
-    assert rules(told) <= {"health_unknown", "no_runtime_table"}
+    summary = report(journals["dry-run"])
+    assert (summary["mode"], summary["outcome"]) == ("dry-run", "rehearsed")
+    assert [p["unit"] for p in summary["predictions"]] == ["s"]
+    assert rules(summary) <= {"health_unknown", "no_runtime_table"}
     for verb in (("report",), ("report", "--markdown"), ("explain",)):
         out = " ".join(run(*verb, "--journal", journals["dry-run"])[1].split())
         assert re.search(r"\(dry\\?-run\)", out), verb
@@ -581,11 +585,13 @@ def test_a_dry_run_claims_nothing_that_was_not_done(journals: dict[str, Path], r
 
 def test_the_curve_is_drawn_at_the_scale_of_the_outage(journals: dict[str, Path], report: Report) -> None:
     """An idle UPS on utility reports hours, which would flatten the minutes that decided."""
-    told = report(journals["held"])
-    top = max(point["reported_s"] for point in told["runtime"])
-    after = [stretch for feed in told["feeds"] for stretch in feed["stretches"] if stretch["source"] == "utility"][-1]
-    told["runtime"].append(told["runtime"][-1] | {"at_s": after["to_s"], "reported_s": 100_000.0})
-    drawn = timeline(told, [])
+    summary = report(journals["held"])
+    top = max(point["reported_s"] for point in summary["runtime"])
+    after = [stretch for feed in summary["feeds"] for stretch in feed["stretches"] if stretch["source"] == "utility"][
+        -1
+    ]
+    summary["runtime"].append(summary["runtime"][-1] | {"at_s": after["to_s"], "reported_s": 100_000.0})
+    drawn = timeline(summary, [])
     assert duration(100_000.0) not in drawn
     assert duration(top) in drawn
 
@@ -598,15 +604,15 @@ def drawn_lines(drawing: ET.Element, name: str) -> list[list[tuple[float, float]
 
 def test_predictions_are_drawn_beside_what_came(journals: dict[str, Path], report: Report) -> None:
     """Runtime, charge and load: the dashed line ends where the forecast said, the whole line where it was."""
-    told = report(journals["powered-off"])
-    drawing = ET.fromstring(timeline(told, []))
+    summary = report(journals["powered-off"])
+    drawing = ET.fromstring(timeline(summary, []))
     level = {text.text: float(text.get("y", "")) - 4.0 for text in drawing.iter("text") if text.get("class") == "soft"}
 
     def percent(y: float) -> float:
         return 100.0 - 50.0 * (y - level["100 %"]) / (level["50 %"] - level["100 %"])
 
     (load,) = drawn_lines(drawing, "load predicted")
-    predicted = next(each for each in told["predictions"] if each["unit"] == "share")
+    predicted = next(each for each in summary["predictions"] if each["unit"] == "share")
     assert [percent(y) for _, y in load] == pytest.approx([100.0 * predicted["predicted"]] * 2, abs=0.2)
     measured = [percent(y) for x, y in drawn_lines(drawing, "load")[0] if load[0][0] + 10.0 < x < load[1][0]]
     assert measured[-1] == pytest.approx(100.0 * predicted["measured"], abs=0.2)
@@ -614,13 +620,13 @@ def test_predictions_are_drawn_beside_what_came(journals: dict[str, Path], repor
     began, paused, held = drawn_lines(drawing, "effective predicted")[:3]
     was = drawn_lines(drawing, "effective")
     assert [line[0] for line in was] == [line[0] for line in (began, paused, held)], "both begin at the decision"
-    for each in (p for p in told["predictions"] if p["what"].startswith("effective runtime")):
+    for each in (p for p in summary["predictions"] if p["what"].startswith("effective runtime")):
         assert each["measured"] == pytest.approx(each["predicted"], abs=1.0), "the load was constant"
     assert began[1][1] == pytest.approx(was[0][1][1], abs=1.0)
     assert held[1][1] == pytest.approx(was[2][1][1], abs=1.0)
 
     charges = [percent(y) for line in drawn_lines(drawing, "charge") for _, y in line]
-    known = [point["charge_pct"] for point in told["runtime"]]
+    known = [point["charge_pct"] for point in summary["runtime"]]
     assert charges == pytest.approx(known, abs=0.6)
     foretold = drawn_lines(drawing, "charge predicted")
     assert len(foretold) == 4
@@ -631,19 +637,19 @@ def test_predictions_are_drawn_beside_what_came(journals: dict[str, Path], repor
 
 def test_few_readings_of_a_long_outage_are_one_line(journals: dict[str, Path], report: Report) -> None:
     """A silent UPS still makes a gap in it."""
-    told = report(journals["held"])
-    point = told["runtime"][0]
-    told["runtime"] = [point | {"at_s": 5.0 * number} for number in (*range(10), *range(30, 40))]
-    drawing = ET.fromstring(timeline(told, []))
+    summary = report(journals["held"])
+    point = summary["runtime"][0]
+    summary["runtime"] = [point | {"at_s": 5.0 * number} for number in (*range(10), *range(30, 40))]
+    drawing = ET.fromstring(timeline(summary, []))
     assert [len(line) for line in drawn_lines(drawing, "charge")] == [10, 10]
-    told["runtime"] = [point | {"at_s": 90.0 * number} for number in range(10)]
-    assert [len(line) for line in drawn_lines(ET.fromstring(timeline(told, [])), "charge")] == [10]
+    summary["runtime"] = [point | {"at_s": 90.0 * number} for number in range(10)]
+    assert [len(line) for line in drawn_lines(ET.fromstring(timeline(summary, [])), "charge")] == [10]
 
 
 def test_a_checkpoint_at_the_end_has_its_words_within_the_drawing(journals: dict[str, Path], report: Report) -> None:
     """The outage still runs: behind the bar there is no room for them."""
-    told = report(journals["running"])
-    drawing = ET.fromstring(timeline(told, []))
+    summary = report(journals["running"])
+    drawing = ET.fromstring(timeline(summary, []))
     (words,) = (text for text in drawing.iter("text") if (text.text or "").startswith("checkpoint of step"))
     at, width = float(words.get("x", "")), 6.0 * len(words.text or "")
     left = {"start": at, "middle": at - width / 2, "end": at - width}[words.get("text-anchor", "start")]
@@ -651,20 +657,20 @@ def test_a_checkpoint_at_the_end_has_its_words_within_the_drawing(journals: dict
 
 
 def test_what_the_ups_does_not_report_is_not_drawn(journals: dict[str, Path], report: Report) -> None:
-    told = report(journals["held"])
-    told["runtime"] = [point | {"reported_s": None, "load_pct": None} for point in told["runtime"]]
-    drawing = ET.fromstring(timeline(told, []))
+    summary = report(journals["held"])
+    summary["runtime"] = [point | {"reported_s": None, "load_pct": None} for point in summary["runtime"]]
+    drawing = ET.fromstring(timeline(summary, []))
     assert (drawn_lines(drawing, "reported"), drawn_lines(drawing, "load")) == ([], [])
     assert drawn_lines(drawing, "charge") != []
-    told["runtime"] = []
-    assert ">unknown<" in timeline(told, [])
+    summary["runtime"] = []
+    assert ">unknown<" in timeline(summary, [])
 
 
 def test_a_bare_stop_is_not_told_as_an_orderly_one(journals: dict[str, Path], report: Report, golden: Golden) -> None:
-    told = report(journals["powered-off"])
-    golden("report", headline(told)[0], "full")
-    next(row for row in told["budget"] if row["phase"] == "shutdown")["grade"] = "bare"
-    golden("report", headline(told)[0], "bare")
+    summary = report(journals["powered-off"])
+    golden("report", headline(summary)[0], "full")
+    next(row for row in summary["budget"] if row["phase"] == "shutdown")["grade"] = "bare"
+    golden("report", headline(summary)[0], "bare")
 
 
 def test_the_page_says_when_it_was_made(journals: dict[str, Path], run: Run, golden: Golden) -> None:
@@ -678,50 +684,52 @@ def test_the_page_says_when_it_was_made(journals: dict[str, Path], run: Run, gol
 
 def test_why_a_commit_waited(journals: dict[str, Path], report: Report) -> None:
     """The stop no longer fitted, and only the wait for a dip held the commit back: no reserve is blamed."""
-    told = report(journals["falls"])
-    assert "commit_waited" in rules(told)
-    assert "commit_late" not in rules(told)
+    summary = report(journals["falls"])
+    assert "commit_waited" in rules(summary)
+    assert "commit_late" not in rules(summary)
     assert not {"commit_waited", "commit_late"} & rules(report(journals["powered-off"]))
 
 
 def test_the_stop_of_the_commit_is_judged(journals: dict[str, Path], report: Report) -> None:
     """A full stop at the commit, and sums of a short one after it: no stop was cut short."""
-    told = report(journals["powered-off"])
-    grades = [(row["phase"], row["grade"]) for row in told["budget"]]
+    summary = report(journals["powered-off"])
+    grades = [(row["phase"], row["grade"]) for row in summary["budget"]]
     assert ("shutdown", "full") in grades
-    assert "stop_cut_short" not in rules(told)
+    assert "stop_cut_short" not in rules(summary)
 
 
 def test_a_trainer_that_trains_on(journals: dict[str, Path], report: Report, run: Run) -> None:
     """What it did after its checkpoint was lost with the host, in steps and seconds; nothing claims a pause."""
-    told = report(journals["trains-on"])
-    (llm,) = told["trainers"]
-    assert (llm["after"], llm["step"], llm["steps_lost"], told["steps_lost"]) == ("continue", 7, 30, 30)
-    commit_s = next(b["at_s"] for b in told["budget"] if b["phase"] == "shutdown")
+    summary = report(journals["trains-on"])
+    (llm,) = summary["trainers"]
+    assert (llm["after"], llm["step"], llm["steps_lost"], summary["steps_lost"]) == ("continue", 7, 30, 30)
+    commit_s = next(b["at_s"] for b in summary["budget"] if b["phase"] == "shutdown")
     assert llm["at_risk_s"] == pytest.approx(commit_s - llm["durable_s"])
     assert llm["at_risk_s"] > 1.0
-    assert "trained_on" in rules(told)
+    assert "trained_on" in rules(summary)
     for verb in ("report", "explain"):
         out = run(verb, "--journal", journals["trains-on"])[1]
-        assert not re.search(r"nothing can be lost|[Tt]raining waits|held, paused|told to pause", out)
+        assert not re.search(r"nothing can be lost|[Tt]raining waits|held, paused|asked to pause", out)
 
 
 def test_a_trainer_that_died(journals: dict[str, Path], report: Report) -> None:
     """The host stayed up, and 12 steps are lost all the same."""
-    told = report(journals["died"])
-    (llm,) = told["trainers"]
+    summary = report(journals["died"])
+    (llm,) = summary["trainers"]
     assert llm["ended_s"] is not None
-    assert (llm["durable_s"], llm["steps_lost"], told["steps_lost"]) == (None, 12, 12)
+    assert (llm["durable_s"], llm["steps_lost"], summary["steps_lost"]) == (None, 12, 12)
 
 
 def test_signals_are_reported(journals: dict[str, Path], report: Report, run: Run) -> None:
-    told = report(journals["signalled"])
-    (llm,) = told["trainers"]
+    summary = report(journals["signalled"])
+    (llm,) = summary["trainers"]
     assert [each["signal"] for each in llm["signals"]] == ["SIGSTOP", "SIGTERM"]
     assert all(each["load_before_pct"] == each["load_after_pct"] is not None for each in llm["signals"]), "in vain"
-    assert (told["outcome"], told["steps_lost"]) == ("resumed_in_place", 0), "its checkpoint is of the paused step"
+    assert (summary["outcome"], summary["steps_lost"]) == ("resumed_in_place", 0), (
+        "its checkpoint is of the paused step"
+    )
     assert llm["ended_s"] == llm["signals"][1]["at_s"]
-    assert "signalled" in rules(told)
+    assert "signalled" in rules(summary)
     assert "SIGSTOP, SIGTERM" in run("report", "--journal", journals["signalled"])[1].splitlines()[1]
 
 
@@ -737,44 +745,44 @@ def test_what_brought_the_host_back(
     story: str, by: str | None, gone: bool | None, rule: str | None, journals: dict[str, Path], report: Report
 ) -> None:
     """Our own order, the UPS's output and the BMC; unknown if they do not settle it: a clear bit proves nothing."""
-    told = report(journals[story])
-    back = told["recovery"]
+    summary = report(journals[story])
+    back = summary["recovery"]
     assert (back["powered_on_by"], back["ac_failed"], back["ac_gone"]) == (by, False, gone)
-    found = rules(told) & {"ac_never_gone", "return_unknown", "switched_on_by_hand"}
+    found = rules(summary) & {"ac_never_gone", "return_unknown", "switched_on_by_hand"}
     assert found == ({rule} if rule else set())
 
 
 def test_a_load_that_nobody_read_is_not_measured(journals: dict[str, Path], report: Report) -> None:
-    told = report(journals["lost-before"])
-    assert any(b["phase"] == "emergency_checkpoint" for b in told["budget"])
-    assert [p for p in told["predictions"] if p["unit"] == "share"] == []
-    assert "load_high" not in rules(told)
+    summary = report(journals["lost-before"])
+    assert any(b["phase"] == "emergency_checkpoint" for b in summary["budget"])
+    assert [p for p in summary["predictions"] if p["unit"] == "share"] == []
+    assert "load_high" not in rules(summary)
 
 
 def test_a_dip_before_the_outage_is_no_late_detection(journals: dict[str, Path], report: Report) -> None:
-    told = report(journals["dip-before"])
-    assert told["feeds"][0]["stretches"][1]["source"] == "battery"
-    assert told["feeds"][0]["stretches"][1]["from_s"] < -15.0
-    assert told["detection"]["first_heard_s"] >= -1.0
-    assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 2.5
-    assert "late_detection" not in rules(told)
+    summary = report(journals["dip-before"])
+    assert summary["feeds"][0]["stretches"][1]["source"] == "battery"
+    assert summary["feeds"][0]["stretches"][1]["from_s"] < -15.0
+    assert summary["detection"]["first_heard_s"] >= -1.0
+    assert summary["detection"]["confirmed_s"] - summary["detection"]["power_lost_s"] <= 2.5
+    assert "late_detection" not in rules(summary)
 
 
 def test_a_lost_redundancy_before_the_outage_is_no_late_detection(journals: dict[str, Path], report: Report) -> None:
     """While the other feed had utility there was no outage: faster polling would not have found it sooner."""
-    told = report(journals["one-after-another"])
-    assert min(s["from_s"] for feed in told["feeds"] for s in feed["stretches"] if s["source"] == "battery") < -15.0
-    assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 2.5
-    assert "late_detection" not in rules(told)
+    summary = report(journals["one-after-another"])
+    assert min(s["from_s"] for feed in summary["feeds"] for s in feed["stretches"] if s["source"] == "battery") < -15.0
+    assert summary["detection"]["confirmed_s"] - summary["detection"]["power_lost_s"] <= 2.5
+    assert "late_detection" not in rules(summary)
 
 
 def test_feeds_and_trainers_by_the_dozen(journals: dict[str, Path], report: Report, run: Run) -> None:
     """Each feed has its lane; the text names a dozen trainers, the page all; the advice names five."""
-    told = report(journals["many"])
-    assert [feed["ups"] for feed in told["feeds"]] == ["rack-a", FEED]
-    assert {s["source"] for feed in told["feeds"] for s in feed["stretches"]} == {"utility", "battery"}
-    assert len(told["trainers"]) == MANY
-    slow = next(each for each in told["advice"] if each["rule"] == "checkpoint_slow")
+    summary = report(journals["many"])
+    assert [feed["ups"] for feed in summary["feeds"]] == ["rack-a", FEED]
+    assert {s["source"] for feed in summary["feeds"] for s in feed["stretches"]} == {"utility", "battery"}
+    assert len(summary["trainers"]) == MANY
+    slow = next(each for each in summary["advice"] if each["rule"] == "checkpoint_slow")
     assert {"20 s", "12 s"} <= set(re.findall(r"\d+ s", slow["text"]))
     assert "checkpoint_s: 2" in slow["text"]
     assert f"{MANY - 5} more" in slow["text"]
@@ -792,12 +800,14 @@ def test_feeds_and_trainers_by_the_dozen(journals: dict[str, Path], report: Repo
 
 def test_all_that_went_wrong_is_told(journals: dict[str, Path], report: Report, run: Run) -> None:
     """Each with what to do, the gravest first; what came of it is not told as nothing lost."""
-    told = report(journals["bad"])
-    assert {"checkpoint_missing", "bmc_not_verified", "load_not_fallen", "late_detection", "source_lost"} <= rules(told)
-    levels = [each["level"] for each in told["advice"]]
+    summary = report(journals["bad"])
+    assert {"checkpoint_missing", "bmc_not_verified", "load_not_fallen", "late_detection", "source_lost"} <= rules(
+        summary
+    )
+    levels = [each["level"] for each in summary["advice"]]
     assert levels == sorted(levels, key=("error", "warning", "info").index)
-    assert told["steps_lost"] is None
-    assert told["trainers"][0]["failure"] == FAILURE
+    assert summary["steps_lost"] is None
+    assert summary["trainers"][0]["failure"] == FAILURE
     assert "checkpoint_repeated" in rules(report(journals["held"]))
 
 
@@ -816,10 +826,10 @@ async def test_an_abort_ends_the_pause(tmp_path: Path, capsys: pytest.CaptureFix
         await until(in_phase("Online", daemon))
         await rest(1.0)
     assert main(["report", "--json", "--journal", str(world.path)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (load,) = [each["measured"] for each in told["predictions"] if each["unit"] == "share"]
-    assert (told["outcome"], load) == ("resumed_in_place", pytest.approx(world.paused_load))
-    assert "load_high" not in rules(told)
+    answer = json.loads(capsys.readouterr().out)
+    (load,) = [each["measured"] for each in answer["predictions"] if each["unit"] == "share"]
+    assert (answer["outcome"], load) == ("resumed_in_place", pytest.approx(world.paused_load))
+    assert "load_high" not in rules(answer)
 
 
 # --- What the journal no longer tells ---------------------------------------------------------------------------------
@@ -828,11 +838,11 @@ async def test_an_abort_ends_the_pause(tmp_path: Path, capsys: pytest.CaptureFix
 def test_an_older_journal(journals: dict[str, Path], report: Report, run: Run, tmp_path: Path, golden: Golden) -> None:
     """Schema 1 kept one reading in five seconds and no settings: both are said, and the rest is told."""
     path = changed(journals["powered-off"], tmp_path / "old.sqlite", "DROP TABLE recorded", "PRAGMA user_version = 1")
-    told = report(path)
-    assert (told["mode"], told["steps_lost"]) == (None, 0)
-    assert told["feeds"][0]["stretches"]
-    assert told["trainers"][0]["expected_s"] is None
-    assert len(told["doubts"]) == 1
+    summary = report(path)
+    assert (summary["mode"], summary["steps_lost"]) == (None, 0)
+    assert summary["feeds"][0]["stretches"]
+    assert summary["trainers"][0]["expected_s"] is None
+    assert len(summary["doubts"]) == 1
     golden("report", run("report", "--journal", path)[1], varies=FIGURES)
 
 
@@ -840,8 +850,8 @@ def test_a_power_off_whose_steps_are_gone_has_an_unknown_loss(
     journals: dict[str, Path], report: Report, tmp_path: Path
 ) -> None:
     """A journal that was rebuilt from a damaged file may have the outage and no step of it."""
-    told = report(changed(journals["powered-off"], tmp_path / "j.sqlite", "DELETE FROM entries"))
-    assert (told["outcome"], told["steps_lost"]) == ("clean_shutdown", None)
+    summary = report(changed(journals["powered-off"], tmp_path / "j.sqlite", "DELETE FROM entries"))
+    assert (summary["outcome"], summary["steps_lost"]) == ("clean_shutdown", None)
 
 
 def test_an_export_without_its_first_inputs_is_not_complete(
@@ -902,11 +912,13 @@ def test_a_clock_that_lost_a_year(
         journals["powered-off"], tmp_path / "c.sqlite", back.format("entries"), back.format("recorded"),
         "UPDATE outages SET ended_wall = ended_wall - 31536000",
     )  # fmt: skip
-    told = report(path)
-    assert (told["recovery"]["away_s"], told["durations"]["lasted_s"], told["durations"]["away_s"]) == (None,) * 3
-    assert next(p["s"] for p in told["phases"] if p["name"] == "off") is None
-    assert told["recovery"]["ours_s"] == 10.0, "within the boot its own clock counts"
-    assert "clock_set" in rules(told)
+    summary = report(path)
+    assert (summary["recovery"]["away_s"], summary["durations"]["lasted_s"], summary["durations"]["away_s"]) == (
+        None,
+    ) * 3
+    assert next(p["s"] for p in summary["phases"] if p["name"] == "off") is None
+    assert summary["recovery"]["ours_s"] == 10.0, "within the boot its own clock counts"
+    assert "clock_set" in rules(summary)
     golden("report", run("report", "--journal", path)[1], varies=FIGURES)
     lasted = json.loads(run("history", "--json", "--journal", path)[1])["outages"][0]["lasted_s"]
     assert lasted == 875.6, "as the daemon counted it"

@@ -24,8 +24,8 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
             code = main(["scheduler", "topology", *map(str, words)])
         except SystemExit as ended:
             code = int(ended.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -90,9 +90,9 @@ def test_a_real_controller_places_jobs_by_it(tmp_path: Path, say: Say) -> None:
     features, _, switches = out.partition("\n\n")
     with tempfile.TemporaryDirectory(prefix="sl") as folder:
         cluster = Cluster(Path(folder), list(HOSTS))
-        told = dict(re.findall(r"(?m)^NodeName=(\S+) (Features=\S+)", features))
+        result = dict(re.findall(r"(?m)^NodeName=(\S+) (Features=\S+)", features))
         conf = re.sub(
-            r"(?m)^(NodeName=(gpu\d) .*)$", lambda line: f"{line[1]} {told[line[2]]}", cluster.conf.read_text()
+            r"(?m)^(NodeName=(gpu\d) .*)$", lambda line: f"{line[1]} {result[line[2]]}", cluster.conf.read_text()
         )
         cluster.conf.write_text(f"{conf}\nTopologyPlugin=topology/tree\n")
         (Path(folder) / "topology.conf").write_text(switches)

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return dict(json.loads(capsys.readouterr().out))
 
 
@@ -45,7 +45,7 @@ def test_seal_says_what_it_sealed(folder: Path, capsys: pytest.CaptureFixture[st
 def test_object_of_seal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the reference shows is what programs get."""
     assert main(["seal", str(folder), "--json"]) == 0
-    got = told(capsys)
+    got = shown(capsys)
     example = json.loads((ROOT / "docs/reference/seal.json").read_text(encoding="utf-8"))
     assert list(got) == list(example)
     assert [list(each) for each in got["sealed"]] == [list(each) for each in example["sealed"]]
@@ -59,7 +59,7 @@ def test_what_cannot_be_sealed(folder: Path, capsys: pytest.CaptureFixture[str],
     assert main(["seal", str(folder)]) == 1
     golden("seal", capsys.readouterr().err)
     assert main(["seal", str(folder), "--json"]) == 1
-    assert told(capsys)["object"] == "error"
+    assert shown(capsys)["object"] == "error"
     assert main(["seal", "--again", "--step", "7", str(folder)]) == 0
     assert main(["seal", str(folder / "gone")]) == 1
     with pytest.raises(SystemExit, match="64"):

@@ -61,8 +61,8 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
             code = main(["plan", *options])
         except SystemExit as error:
             code = int(error.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -104,10 +104,10 @@ def test_the_guide_shows_what_is_printed(name: str, say: Say) -> None:
 def test_the_object_is_the_documented_one(say: Say) -> None:
     """Whoever programs against docs/reference/size.json gets it, to the last figure."""
     code, out, _ = say("--size", "--no-settings", "--json", *SHORT)
-    told = json.loads(out)
+    answer = json.loads(out)
     page = DOCS / "reference" / "size.json"
-    assert told == json.loads(page.read_text(encoding="utf-8")), f"{page}: powerguard plan {' '.join(SHORT)} --json"
-    assert (code, told["schema_version"], told["object"], told["verdict"]) == (1, 1, "size", "short")
+    assert answer == json.loads(page.read_text(encoding="utf-8")), f"{page}: powerguard plan {' '.join(SHORT)} --json"
+    assert (code, answer["schema_version"], answer["object"], answer["verdict"]) == (1, 1, "size", "short")
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_the_object_is_the_documented_one(say: Say) -> None:
 )
 def test_every_verdict(options: list[str], code: int, first: str, say: Say) -> None:
     """The verdict in the first line, and in the exit status."""
-    told, out, err = say("--size", "--no-settings", *options)
-    assert (told, err) == (code, "")
+    answer, out, err = say("--size", "--no-settings", *options)
+    assert (answer, err) == (code, "")
     assert out.startswith(first)
 
 
@@ -239,8 +239,8 @@ def test_what_is_not_told_comes_from_the_settings(folder: Path, say: Say, golden
     ]
     _, out, _ = say("--size", "--config", path, "--json", "--load-pct", "75", *more)
     terms = {term["name"]: term for term in json.loads(out)["terms"]}
-    told = [terms[name]["value"] for name in ("health", "reserve_s", "checkpoint_s", "host_stop_s", "load_paused")]
-    assert told == [0.6, 60.0, 5.0, 120.0, 0.3]
+    found = [terms[name]["value"] for name in ("health", "reserve_s", "checkpoint_s", "host_stop_s", "load_paused")]
+    assert found == [0.6, 60.0, 5.0, 120.0, 0.3]
     assert terms["usable"]["value"] == pytest.approx(0.42)
 
 
@@ -255,18 +255,18 @@ def test_a_nameplate_in_the_settings(folder: Path, say: Say, golden: Golden) -> 
 
 
 @pytest.mark.parametrize(
-    ("ups", "told"),
+    ("ups", "expected"),
     [
         ("battery_wh: 2000", "battery_wh needs rating_w"),
         ("battery_wh: 2\n    rating_w: 6000", "ups.rack-a.battery_wh: must be 10 to"),
         ("battery_wh: 100\n    rating_w: 60000", "do not go together: that is 0.1 minutes at full load"),
     ],
 )
-def test_a_nameplate_that_cannot_be(ups: str, told: str, folder: Path, say: Say) -> None:
+def test_a_nameplate_that_cannot_be(ups: str, expected: str, folder: Path, say: Say) -> None:
     """A wrong unit is told when the settings are read, not in an outage: exit 78."""
     code, out, err = say("--size", "--config", settings_file(folder, ups))
     assert (code, out) == (78, "")
-    assert told in err
+    assert expected in err
 
 
 def test_settings_that_are_not_there(folder: Path, say: Say) -> None:
@@ -307,7 +307,7 @@ BASE = ("--ups", "APC SRT 6000VA")
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ((), "give --ups MODEL (known: APC"),
         (
@@ -359,11 +359,11 @@ BASE = ("--ups", "APC SRT 6000VA")
         ((*BASE, "--checkpoint-s", "0"), "--checkpoint-s: must be"),
     ],
 )
-def test_nonsense_is_told(options: tuple[str, ...], told: str, say: Say) -> None:
+def test_nonsense_is_told(options: tuple[str, ...], message: str, say: Say) -> None:
     """Exit 64, one line on stderr that names what is wrong and what would be right; nothing on stdout."""
     code, out, err = say("--size", "--no-settings", *options)
     assert (code, out) == (64, "")
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) <= 2
     assert "Traceback" not in err
     assert "\x1b" not in err
@@ -399,8 +399,8 @@ HOSTS = [
 )
 def test_the_hosts_of_a_shared_ups(table: str, code: int, first: str, say: Say, golden: Golden) -> None:
     """Each tier's pause and stop on one time axis, and which tier the battery cannot carry."""
-    told, out, err = say("--size", "--no-settings", "--rating-w", "20000", "--table", table, *HOSTS)
-    assert (told, err) == (code, "")
+    reply, out, err = say("--size", "--no-settings", "--rating-w", "20000", "--table", table, *HOSTS)
+    assert (reply, err) == (code, "")
     assert out.splitlines()[0] == first
     golden("size", out, table)
     _, out, _ = say("--size", "--no-settings", "--json", "--rating-w", "20000", "--table", table, *HOSTS)
@@ -460,13 +460,13 @@ def test_any_text_is_an_amount_or_told_not_to_be(text: str) -> None:
         lambda: seconds("--x", text, 0.0, 1e6),
         lambda: len(table("--x", text)),
     ):
-        told = ""
+        expected = ""
         value = 0.0
         try:
             value = parse()
         except AmountError as error:
-            told = str(error)
-        assert told == "" or told.startswith("--x: ")
+            expected = str(error)
+        assert expected == "" or expected.startswith("--x: ")
         assert 0.0 <= value < 1e17
 
 
@@ -540,10 +540,10 @@ async def test_the_running_budget_as_a_picture(phase: str, folder: Path, say: Sa
     """`plan --picture` draws what the daemon tells: the same moments as its own forecast."""
     async with admin_server(scene(phase), path=f"{folder}/s.sock") as path:
         _, out, err = await asyncio.to_thread(say, "--socket", path, "--picture")
-        told = json.loads((await asyncio.to_thread(say, "--socket", path, "--json"))[1])
+        answer = json.loads((await asyncio.to_thread(say, "--socket", path, "--json"))[1])
     assert err == ""
-    drawn = picture.from_plan(told)
-    at = {step["action"]: step["in_s"] for step in told["next"]}
+    drawn = picture.from_plan(answer)
+    at = {step["action"]: step["in_s"] for step in answer["next"]}
     if phase == "shutdown":
         assert drawn == ()
         assert out.startswith("No picture")

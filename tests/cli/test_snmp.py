@@ -73,8 +73,8 @@ def kinds(value: object) -> object:
 
 
 def test_the_example_of_the_reference_is_what_is_printed() -> None:
-    told = said("decode", "--json", "tests/ups/profiles/walks/rfc1628.walk").object
-    assert told == json.loads((REFERENCE / "snmp-decode.json").read_text(encoding="utf-8"))
+    answer = said("decode", "--json", "tests/ups/profiles/walks/rfc1628.walk").object
+    assert answer == json.loads((REFERENCE / "snmp-decode.json").read_text(encoding="utf-8"))
 
 
 TRIED = {re.compile(r"(?<=\(tried: )[^)]+"): "FAMILIES"}
@@ -133,19 +133,19 @@ def test_a_walk_that_was_cut_short_is_decoded_as_far_as_it_goes(tmp_path: Path, 
     """Without an output source the daemon would refuse it; a person still wants to see the rest."""
     part = tmp_path / "part"
     part.write_text(f"{U}.2.3.0|2|35\n{U}.2.4.0|2|100\n", encoding="utf-8")
-    told = said("decode", "--json", str(part)).object
-    assert (told["profile"], told["runtime_s"], told["charge_pct"]) == ("rfc1628", 2100, 100)
-    assert (told["output_source"], told["on_battery"]) == ("unknown", None)
-    golden("snmp", "\n".join(told["warnings"]))
+    answer = said("decode", "--json", str(part)).object
+    assert (answer["profile"], answer["runtime_s"], answer["charge_pct"]) == ("rfc1628", 2100, 100)
+    assert (answer["output_source"], answer["on_battery"]) == ("unknown", None)
+    golden("snmp", "\n".join(answer["warnings"]))
 
 
 def test_a_pdu_and_a_named_profile(tmp_path: Path, golden: Golden) -> None:
     pdu = tmp_path / "pdu"
     base = "1.3.6.1.4.1.318.1.1.4.4.2.1.3"
     pdu.write_text(f"{base}.1|2|1\n{base}.2|2|2\n", encoding="utf-8")
-    told = said("decode", "--json", str(pdu)).object
-    assert (told["kind"], told["profile"], told["outlets"]) == ("pdu", "apc-spdu", {"1": "on", "2": "off"})
-    assert (told["output_source"], told["on_battery"], told["amps"]) == (None, None, None)
+    answer = said("decode", "--json", str(pdu)).object
+    assert (answer["kind"], answer["profile"], answer["outlets"]) == ("pdu", "apc-spdu", {"1": "on", "2": "off"})
+    assert (answer["output_source"], answer["on_battery"], answer["amps"]) == (None, None, None)
     named = said("decode", "--profile", "apc-spud", str(pdu))
     assert (named.code, "apc-spdu" in named.err) == (1, True)
     forced = said("decode", "--profile", "rfc1628", "--json", str(pdu)).object
@@ -223,14 +223,14 @@ async def test_probe_tells_what_decode_tells(tmp_path: Path) -> None:
     async with card(table("rfc1628")) as agent:
         ended = await snmp(*at(agent, "--save", str(saved), "--json"))
     assert ended.code == 0, ended.err
-    told = ended.object
-    assert kinds(told).keys() == kinds(json.loads((REFERENCE / "snmp-probe.json").read_text(encoding="utf-8"))).keys()  # type: ignore[attr-defined]
+    answer = ended.object
+    assert kinds(answer).keys() == kinds(json.loads((REFERENCE / "snmp-probe.json").read_text(encoding="utf-8"))).keys()  # type: ignore[attr-defined]
     made = said("decode", "--json", str(WALKS / "rfc1628.walk")).object
     again = said("decode", "--json", str(saved)).object
     for key in ("kind", "profile", "output_source", "runtime_s", "charge_pct", "load_lines", "watts", "input_voltage"):
-        assert told[key] == made[key] == again[key], key
-    assert told["raw"][f"{U}.2.3.0"] == 35
-    assert (told["authenticated"], told["saved"]) == (False, str(saved))
+        assert answer[key] == made[key] == again[key], key
+    assert answer["raw"][f"{U}.2.3.0"] == 35
+    assert (answer["authenticated"], answer["saved"]) == (False, str(saved))
 
 
 async def test_a_saved_walk_names_nobody(tmp_path: Path, golden: Golden) -> None:
@@ -304,8 +304,8 @@ async def test_probe_of_a_pdu() -> None:
         f"{base}.2.3.1.1.5.1": sim.integer(0),
     }
     async with card(values) as agent:
-        told = (await snmp(*at(agent, "--json"))).object
-    assert (told["kind"], told["profile"], told["watts"], told["amps"]) == ("pdu", "apc-rpdu", 312, 2.8)
+        answer = (await snmp(*at(agent, "--json"))).object
+    assert (answer["kind"], answer["profile"], answer["watts"], answer["amps"]) == ("pdu", "apc-rpdu", 312, 2.8)
 
 
 async def test_a_pdu_is_no_source_of_the_daemon() -> None:

@@ -53,16 +53,16 @@ def test_stdlib_only(words: str, tmp_path: Path) -> None:
         "code = main(sys.argv[1:])\n"
         "print('\\n'.join(['LOADED', *sys.modules]))\n"
     )
-    told = run([*words.split(), "--socket", str(tmp_path / "none.sock")], code)
-    loaded = told.stdout.partition("LOADED\n")[2].split()
+    result = run([*words.split(), "--socket", str(tmp_path / "none.sock")], code)
+    loaded = result.stdout.partition("LOADED\n")[2].split()
     assert loaded
     assert [name for name in loaded if name in HEAVY] == []
 
 
 @pytest.mark.parametrize("module", ["status", "battery"])
 def test_what_reads_the_journal_loads_its_reader_only_when_the_daemon_is_down(module: str) -> None:
-    told = run([], f"import sys, powerguard.cli.main, powerguard.cli.{module}\nprint('\\n'.join(sys.modules))")
-    assert [name for name in told.stdout.split() if name in HEAVY] == []
+    result = run([], f"import sys, powerguard.cli.main, powerguard.cli.{module}\nprint('\\n'.join(sys.modules))")
+    assert [name for name in result.stdout.split() if name in HEAVY] == []
 
 
 def test_hook_is_light(tmp_path: Path) -> None:

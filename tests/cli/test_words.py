@@ -63,7 +63,7 @@ def test_every_note_of_the_scenarios_is_told(path: Path) -> None:
     story, _, _ = path.read_text(encoding="utf-8").partition("\n----\n")
     for note in Player().play(story).notes:
         assert has_words(note.event), note
-        text = told(note)
+        text = sentence_of(note)
         assert not re.search(r"\bNone\b|\bnan\b|<|_s\b", text.replace("blind_s", "")), text
         assert "?" not in text or note.event in UNTOLD, text
         assert len(text.split()) >= 3, text
@@ -76,7 +76,7 @@ UNTOLD = {"phase_changed", "outage_began", "battery_low", "commit_withdrawn"}
 """Of a UPS that says nothing: "?" is what is known."""
 
 
-def told(note: Note) -> str:
+def sentence_of(note: Note) -> str:
     return sentence(note.event, note.because, dict(note.numbers))
 
 
@@ -225,8 +225,8 @@ def test_the_share_is_the_core_s_own() -> None:
 def test_what_has_no_words_is_told_by_its_name(golden: Golden) -> None:
     """A journal of a newer version."""
     assert not has_words("moon_rose")
-    told = [sentence(event, "it was time", {}) for event in ("moon_rose", "moon_raised", "moon_cleared")]
-    golden("words", "\n".join(told))
+    sentences = [sentence(event, "it was time", {}) for event in ("moon_rose", "moon_raised", "moon_cleared")]
+    golden("words", "\n".join(sentences))
 
 
 def test_witnesses_have_words() -> None:

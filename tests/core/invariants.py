@@ -75,8 +75,8 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
         standing = [each for each in answer.state.signalled if each.word != escalation.CONTINUE and each.order is None]
         assert not standing, "nobody stays stopped while training may go on"
     if isinstance(new, Online) and answer.state.drill is None:
-        told = [trainer.name for trainer in answer.state.trainers if trainer.pause_ordered]
-        assert not told, "after an outage, or a drill, nobody is held to be told to pause"
+        found = [trainer.name for trainer in answer.state.trainers if trainer.pause_ordered]
+        assert not found, "after an outage, or a drill, nobody is held to be told to pause"
     if answer.state.drill is not None:
         assert isinstance(new, Online) == (answer.state.drill.stage not in ("outage", "handed_over")), (
             "an outage comes before a drill"
@@ -124,8 +124,8 @@ def _check_method(before: State, state: State, action: ArmPowerOn | DisarmPowerO
     elif action.method is PowerOnMethod.OUTPUT:
         assert isinstance(state.phase, Shutdown)
         # An order that takes an earlier boot's cut back may be under way: a UPS gets its orders one after the other.
-        told = [each for each in was if each.outage and (each.confirmed or (each.order and not each.leaving))]
-        assert not told, "an output is never told twice"
+        found = [each for each in was if each.outage and (each.confirmed or (each.order and not each.leaving))]
+        assert not found, "an output is never told twice"
 
 
 def _check_signal(policy: Policy, before: State, state: State, action: StopTrainer | TerminateTrainer) -> None:
@@ -148,9 +148,9 @@ def _check_signal(policy: Policy, before: State, state: State, action: StopTrain
 
 def _check_moves(before: State, answer: Step) -> None:
     """Every move is in the table, and every move is told."""
-    told = [dict(note.numbers) for note in answer.notes if note.event == "phase_changed"]
+    found = [dict(note.numbers) for note in answer.notes if note.event == "phase_changed"]
     at = phase_name(before.phase)
-    for move in told:
+    for move in found:
         assert move["old"] == at, "no move without a note"
         assert (move["old"], move["cause"], move["new"]) in _MOVES
         at = str(move["new"])

@@ -163,9 +163,9 @@ def make_policy(words: list[str]) -> Policy:
             name, _, supplies = value.partition(":")
             feeds.append((name, int(supplies or 1)))
         elif key == "shared":  # shared=hosts:4,own_w:1500
-            told = {name: float(number) for name, number in (each.split(":") for each in value.split(","))}
-            hosts = told.pop("hosts", None)
-            fields[key] = Shared(hosts=None if hosts is None else int(hosts), **told)
+            given = {name: float(number) for name, number in (each.split(":") for each in value.split(","))}
+            hosts = given.pop("hosts", None)
+            fields[key] = Shared(hosts=None if hosts is None else int(hosts), **given)
         elif key == "shed":  # shed=tier:highest or tier:highest:extra
             tier, highest, *extra = value.split(":")
             fields[key] = Shed(tier=int(tier), highest=int(highest), extra_s=float(extra[0]) if extra else None)
@@ -187,7 +187,7 @@ def make_policy(words: list[str]) -> Policy:
 
 
 @dataclass
-class Told:
+class StoryResult:
     """What a story came to. lines: notes and orders as text; actions: all ordered; notes: all said."""
 
     state: State
@@ -212,17 +212,17 @@ class Player:
         self.open: list[tuple[float, Action]] = []
         self.auto: dict[str, float] = {}
         self.details: dict[str, dict[str, str]] = {}
-        self.told: Told | None = None
+        self.result: StoryResult | None = None
         self.steps = 0
         self.dark_at_s = math.inf
 
-    def play(self, text: str) -> Told:
+    def play(self, text: str) -> StoryResult:
         for raw in text.splitlines():
             line = raw.partition("#")[0].strip()
             if line:
                 self.line(line)
-        assert self.told is not None
-        return self.told
+        assert self.result is not None
+        return self.result
 
     def line(self, line: str) -> None:
         word, *rest = line.split()
@@ -247,9 +247,9 @@ class Player:
         self._answer(until_s=at_s - 1.0)
 
     def _state(self) -> State:
-        if self.told is None:
-            self.told = Told(restore(self.policy, None, self.now_s).state)
-        return self.told.state
+        if self.result is None:
+            self.result = StoryResult(restore(self.policy, None, self.now_s).state)
+        return self.result.state
 
     def _answer(self, until_s: float) -> None:
         """Give the `auto` answers that are due by now, in their order."""
@@ -465,8 +465,8 @@ class Player:
             before, after, *speed = (float(word) for word in value.split(":"))
             drop = Drop(before=before / 100, after=after / 100, at_s=at_s, speed=speed[0] if speed else 0.0)
             learned = replace(learned, cap=drop) if name == "cap" else needs.with_drop(learned, name, drop)
-        assert self.told is not None
-        self.told.state = replace(self.told.state, learned=learned)
+        assert self.result is not None
+        self.result.state = replace(self.result.state, learned=learned)
 
     def send(self, event: Event) -> Step:
         state = self._state()
@@ -478,21 +478,21 @@ class Player:
         return answer
 
     def _tell(self, at_s: float, answer: Step) -> None:
-        assert self.told is not None
-        self.told.state = answer.state
+        assert self.result is not None
+        self.result.state = answer.state
         self.steps += 1
         if answer.actions or answer.notes or self.steps % 10 == 0:
             # Whatever the journal would have to keep, and some more, goes through its plain form.
-            self.told.state = from_plain(json.loads(json.dumps(to_plain(answer.state))), State)
-            assert self.told.state == answer.state, "the journal keeps a state whole"
+            self.result.state = from_plain(json.loads(json.dumps(to_plain(answer.state))), State)
+            assert self.result.state == answer.state, "the journal keeps a state whole"
         for note in answer.notes:
             numbers = " ".join(f"{k}={_short(v)}" for k, v in note.numbers if k in _NOTED and v is not None)
             if note.event == "phase_changed":
                 old, new = dict(note.numbers)["old"], dict(note.numbers)["new"]
                 numbers = f"{old} -> {new} {numbers}"
-            self.told.notes.append(note)
+            self.result.notes.append(note)
             mark = {Level.WARNING: " (warning)", Level.ERROR: " (error)"}.get(note.level, "")
-            self.told.lines.append(f"{at_s:g} {note.event}{mark} because={note.because!r} {numbers}".rstrip())
+            self.result.lines.append(f"{at_s:g} {note.event}{mark} because={note.because!r} {numbers}".rstrip())
         for action in answer.actions:
             shown = {
                 k: getattr(action, k, None) for k in ("trainer", "after", "grade", "force_after_s", "method", "in_s")
@@ -500,8 +500,8 @@ class Player:
             shown["jobs"] = ",".join(getattr(action, "jobs", ())) or None
             text = " ".join(f"{k}={_short(v)}" for k, v in shown.items() if v is not None)
             limit_s = action.by_s - at_s
-            self.told.lines.append(f"{at_s:g} ! {type(action).__name__} within={limit_s:.3g}s {text}".rstrip())
-            self.told.actions.append(action)
+            self.result.lines.append(f"{at_s:g} ! {type(action).__name__} within={limit_s:.3g}s {text}".rstrip())
+            self.result.actions.append(action)
             if not isinstance(action, PollNow):
                 self.open.append((at_s, action))
 
@@ -510,6 +510,6 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def play(*lines: str) -> Told:
+def play(*lines: str) -> StoryResult:
     """Play a story given line by line."""
     return Player().play("\n".join(lines))

@@ -20,9 +20,9 @@ def near(value: float) -> object:
     return pytest.approx(value, rel=1e-9, abs=1e-12)
 
 
-def reading(at_s: float, *, on_battery: bool = True, **told: Any) -> Reading:  # noqa: ANN401 - fields of a Reading
+def reading(at_s: float, *, on_battery: bool = True, **answer: Any) -> Reading:  # noqa: ANN401 - fields of a Reading
     source = OutputSource.BATTERY if on_battery else OutputSource.UTILITY
-    return Reading(at_s=at_s, ups="ups", source="snmp", **{"output_source": source, **told})
+    return Reading(at_s=at_s, ups="ups", source="snmp", **{"output_source": source, **answer})
 
 
 def entered(battery: Battery, now: Reading, last: Reading | None = None, **how: Any) -> Battery:  # noqa: ANN401 - of account()
@@ -61,8 +61,8 @@ def entered(battery: Battery, now: Reading, last: Reading | None = None, **how: 
     ],
 )
 def test_tau(load: float, seconds: float) -> None:
-    told = account.tau_s(TABLE, load)
-    assert told == (near(seconds) if isinstance(seconds, float) else seconds)
+    result = account.tau_s(TABLE, load)
+    assert result == (near(seconds) if isinstance(seconds, float) else seconds)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_load_never_told_counts_as_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "used", "left"),
+    ("expected", "used", "left"),
     [
         ({"charge_pct": 100.0}, 0.0, 0.75),
         ({"charge_pct": 80.0}, 0.2, 0.55),
@@ -130,10 +130,10 @@ def test_a_load_never_told_counts_as_full() -> None:
         ({"charge_pct": 100.0, "load_pct": 75.0, "runtime_s": 180.0}, 0.0, 0.5),
     ],
 )
-def test_first_contact(told: dict[str, Any], used: float, left: float) -> None:
+def test_first_contact(expected: dict[str, Any], used: float, left: float) -> None:
     """1 - charge but at most H, or half of H where the charge is not told; e is the smallest of the three terms."""
     for on_battery in (True, False):
-        battery = entered(Battery(at_s=0.0), reading(10.0, on_battery=on_battery, **told))
+        battery = entered(Battery(at_s=0.0), reading(10.0, on_battery=on_battery, **expected))
         assert (battery.used, battery.left) == (near(used), near(left))
         assert battery.at_s == 10.0
 
@@ -518,15 +518,17 @@ def test_an_empty_gauge_on_battery_is_real() -> None:
 
 def test_low_battery_that_is_over_leaves_nothing() -> None:
     """After its 120 s the cap is nothing at all, also where the runtime is silent; a flag alone is not doubted then."""
-    told = {"load_pct": 75.0, "charge_pct": 60.0}
-    spent = entered(KNOWN, reading(300.0, **told), reading(299.0), low_at_s=100.0)
+    given = {"load_pct": 75.0, "charge_pct": 60.0}
+    spent = entered(KNOWN, reading(300.0, **given), reading(299.0), low_at_s=100.0)
     assert spent.left == 0.0
-    fresh = entered(Battery(at_s=299.0, used=0.0, load=0.75), reading(300.0, **told), reading(299.0), low_at_s=300.0)
+    fresh = entered(Battery(at_s=299.0, used=0.0, load=0.75), reading(300.0, **given), reading(299.0), low_at_s=300.0)
     assert (fresh.left, fresh.suspect) == (near(1 / 3), None)
-    long_low = entered(Battery(at_s=299.0, used=0.0, load=0.75), reading(300.0, **told), reading(299.0), low_at_s=100.0)
+    long_low = entered(
+        Battery(at_s=299.0, used=0.0, load=0.75), reading(300.0, **given), reading(299.0), low_at_s=100.0
+    )
     assert long_low.left == 0.0, "not even with an account that has used nothing"
     unused = Battery(at_s=300.0, used=0.0, gauge=0.7, left=0.7, load=0.75)
-    doubted = entered(unused, reading(300.0, runtime_s=260.0, **told), reading(299.0), low_at_s=300.0)
+    doubted = entered(unused, reading(300.0, runtime_s=260.0, **given), reading(299.0), low_at_s=300.0)
     assert doubted.left == near(0.7), "an account that has used nothing doubts it"
 
 
@@ -560,10 +562,10 @@ def test_off_takes_nothing_either() -> None:
 # --- What was presumed, and glitches --------------------------------------------------------------------------------
 
 
-def first_readings(*told: dict[str, Any], on_battery: bool = False) -> Battery:
+def first_readings(*answer: dict[str, Any], on_battery: bool = False) -> Battery:
     """Enter these readings, one a second, at a daemon that knows nothing."""
     battery, last = Battery(at_s=100.0), None
-    for at_s, fields in enumerate(told, start=101):
+    for at_s, fields in enumerate(answer, start=101):
         now = reading(float(at_s), on_battery=on_battery, **fields)
         battery, last = entered(battery, now, last), now
     return battery

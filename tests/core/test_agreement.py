@@ -16,17 +16,17 @@ from tests.core.play import make_policy
 
 POLICY = make_policy(["sources=2", "table=50:540,75:360,100:240"])
 UTILITY, BATTERY = Supply.UTILITY, Supply.BATTERY
-Told = tuple[float, str, str] | tuple[float, str, str, dict[str, Any]]
+ReportedLine = tuple[float, str, str] | tuple[float, str, str, dict[str, Any]]
 
 
 def says(at_s: float, name: str, word: str, fields: dict[str, Any] | None = None) -> Reading:
     return Reading(at_s=at_s, ups="ups", source=name, output_source=OutputSource(word), **(fields or {}))
 
 
-def after(*told: Told, feed: Feed | None = None) -> Feed:
+def after(*result: ReportedLine, feed: Feed | None = None) -> Feed:
     """Return the feed after readings: (when, source, output source, other fields)."""
     feed = Feed() if feed is None else feed
-    for each in told:
+    for each in result:
         feed = fusion.observe(POLICY, feed, says(*each))
     return feed
 
@@ -113,11 +113,11 @@ def test_news_of_utility_holds_up_a_commit_while_the_others_may_lag(back_s: floa
     assert fusion.contradicts_commit(POLICY, feed, 4.0 + back_s) is counts
 
 
-def frozen(until_s: float, *, moves_at_s: float = 0.0, **told: Any) -> Feed:  # noqa: ANN401 - fields of a reading
+def frozen(until_s: float, *, moves_at_s: float = 0.0, **answer: Any) -> Feed:  # noqa: ANN401 - fields of a reading
     """Return the feed after both saw a battery that ended at second 4: `nut` goes on to repeat what it said before."""
     feed, at_s = DARK, 4.0
     while at_s <= until_s:
-        gauge = {"charge_pct": 90.0, "runtime_s": 500.0 - (at_s >= moves_at_s > 0.0), "input_present": False, **told}
+        gauge = {"charge_pct": 90.0, "runtime_s": 500.0 - (at_s >= moves_at_s > 0.0), "input_present": False, **answer}
         feed = after((at_s, "nut", "battery", gauge), (at_s + 0.5, "snmp", "utility"), feed=feed)
         at_s += 1.0
     return feed
@@ -188,11 +188,11 @@ def test_one_that_stands_still_does_not_hold_up_the_commit_of_one_as_sure(
     feed = after(*((float(at_s), "nut", "utility", {"charge_pct": 100.0}) for at_s in (1, 2)))
     feed = after((2.0, "snmp", "utility"), feed=feed)
     for at_s in (3.0, 4.0, 5.0):
-        told = {"charge_pct": 100.0, "authenticated": True} | cable
-        told = {name: value(at_s) if callable(value) else value for name, value in told.items()}
+        given = {"charge_pct": 100.0, "authenticated": True} | cable
+        given = {name: value(at_s) if callable(value) else value for name, value in given.items()}
         feed = after(
             (at_s, "snmp", "battery", {"authenticated": True, "input_present": False} | card),
-            (at_s + 0.1, "nut", "utility", told),
+            (at_s + 0.1, "nut", "utility", given),
             feed=feed,
         )
     assert feed.supply is BATTERY
@@ -275,10 +275,10 @@ def test_lost_is_the_feed_when_all_its_sources_are() -> None:
 THREE = make_policy(["sources=3", "table=50:540,75:360,100:240"])
 
 
-def of_three(*told: Told) -> Feed:
+def of_three(*result: ReportedLine) -> Feed:
     """Return the feed of three sources after readings; the first one named is asked first in every vote."""
     feed = Feed()
-    for each in told:
+    for each in result:
         feed = fusion.observe(THREE, feed, says(*each))
     return feed
 
@@ -292,7 +292,7 @@ def of_three(*told: Told) -> Feed:
     ],
     ids=["has never said anything else", "has long been silent on utility", "fell silent on battery long ago"],
 )
-def test_whose_word_does_not_count_silences_nobody_after_it(first: tuple[Told, ...]) -> None:
+def test_whose_word_does_not_count_silences_nobody_after_it(first: tuple[ReportedLine, ...]) -> None:
     calm = (*first, (100.0, "snmp", "utility"), (100.5, "nut", "utility"))
     assert word(of_three(*calm)) == "utility"
     feed = of_three(*calm, (101.0, "snmp", "battery"), (101.5, "nut", "battery"))
@@ -368,10 +368,10 @@ def stuck(
     """Return the feed after `nut` has said battery from second 2, and `snmp` utility, with nothing emptying."""
     at_s = 2.0
     while at_s <= until_s:
-        told = {"charge_pct": 100.0, "runtime_s": 600.0, **(nut or {})}
-        told = {name: value(at_s) if callable(value) else value for name, value in told.items()}
+        given = {"charge_pct": 100.0, "runtime_s": 600.0, **(nut or {})}
+        given = {name: value(at_s) if callable(value) else value for name, value in given.items()}
         feed = after(
-            (at_s, "nut", "battery", told),
+            (at_s, "nut", "battery", given),
             (at_s + 0.5, "snmp", "utility", {"input_present": True, **(snmp or {})}),
             feed=feed,
         )
@@ -446,7 +446,7 @@ def test_a_battery_with_its_own_witness_counts_on_beside_them_and_they_hold_up_t
 
 
 @pytest.mark.parametrize(
-    "told",
+    "expected",
     [
         {"on_battery_s": 5.0},
         {"input_present": False},
@@ -455,9 +455,9 @@ def test_a_battery_with_its_own_witness_counts_on_beside_them_and_they_hold_up_t
         {"runtime_s": 540.0},
     ],
 )
-def test_a_doubt_ends_with_the_first_thing_that_speaks_for_the_source(told: dict[str, Any]) -> None:
+def test_a_doubt_ends_with_the_first_thing_that_speaks_for_the_source(expected: dict[str, Any]) -> None:
     """A gauge that rests at 100 % for minutes made it doubted; what empties proves it right."""
-    feed = after((184.8, "nut", "battery", {"charge_pct": 100.0, "runtime_s": 600.0} | told), feed=stuck())
+    feed = after((184.8, "nut", "battery", {"charge_pct": 100.0, "runtime_s": 600.0} | expected), feed=stuck())
     assert not any(each.doubted for each in feed.heard)
 
 
@@ -465,8 +465,8 @@ def test_a_fall_of_the_charge_proves_two_sources_that_have_only_ever_said_batter
     """A boot into the next outage: nobody has seen utility, and both of them say what is true."""
     feed = Feed()
     for at_s in range(20):
-        told = {"charge_pct": 90.0 - 0.2 * at_s}
-        feed = after((float(at_s), "snmp", "battery", told), (at_s + 0.5, "nut", "battery", told), feed=feed)
+        given = {"charge_pct": 90.0 - 0.2 * at_s}
+        feed = after((float(at_s), "snmp", "battery", given), (at_s + 0.5, "nut", "battery", given), feed=feed)
     assert (feed.supply, feed.proven_by) == (BATTERY, "charge_pct")
 
 
@@ -547,8 +547,8 @@ def test_a_stuck_flag_of_one_does_not_hide_an_outage_that_another_proves(flag: s
     """CAL that was never cleared, and a card that counts its seconds on battery."""
     cal = {flag: True}
     calm = after((1.5, "nut", "utility", cal), (1.8, "nut", "utility", cal), feed=CALM)
-    told = {"on_battery_s": 3.0, "input_present": False}
-    feed = after((2.0, "nut", "battery", cal), (2.5, "nut", "battery", cal), (3.0, "snmp", "battery", told), feed=calm)
+    given = {"on_battery_s": 3.0, "input_present": False}
+    feed = after((2.0, "nut", "battery", cal), (2.5, "nut", "battery", cal), (3.0, "snmp", "battery", given), feed=calm)
     assert feed.reading is not None
     assert (feed.supply, getattr(feed.reading, flag)) == (BATTERY, False)
     test_only = after((2.0, "nut", "battery", cal), (2.5, "nut", "battery", cal), feed=calm)
@@ -622,13 +622,13 @@ def test_unknown_with_the_same_two_witnesses_is_battery_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [{"on_battery_s": 0.0, "input_present": False}, {"input_present": False}, {"on_battery_s": 5.0}]
+    "expected", [{"on_battery_s": 0.0, "input_present": False}, {"input_present": False}, {"on_battery_s": 5.0}]
 )
-def test_one_witness_against_the_word_is_not_enough(told: dict[str, Any]) -> None:
+def test_one_witness_against_the_word_is_not_enough(expected: dict[str, Any]) -> None:
     policy = replace(POLICY, sources=1)
     feed = Feed()
     for at_s in (1.0, 2.0, 3.0):
-        feed = fusion.observe(policy, feed, says(at_s, "snmp", "utility", told))
+        feed = fusion.observe(policy, feed, says(at_s, "snmp", "utility", expected))
     assert feed.supply is UTILITY
 
 
@@ -639,15 +639,15 @@ def test_seconds_on_battery_of_nought_are_none() -> None:
     """0 is what a UPS on utility says: no witness, and nothing that stands still."""
     assert fusion.supports_battery(says(1.0, "snmp", "battery", {"on_battery_s": 0.0})) == ""
     assert fusion.supports_battery(says(1.0, "snmp", "battery", {"on_battery_s": 0.1})) == "on_battery_s"
-    told = fusion.measured(says(1.0, "snmp", "utility", {"on_battery_s": 0.0}), Measures(), utility_seen=True)
-    assert told.on_battery_s == 0.0
+    result = fusion.measured(says(1.0, "snmp", "utility", {"on_battery_s": 0.0}), Measures(), utility_seen=True)
+    assert result.on_battery_s == 0.0
 
 
 @pytest.mark.parametrize("gauge", ["charge_pct", "runtime_s"])
 def test_one_gauge_that_is_not_told_any_more_does_not_find_it_out_by_itself(gauge: str) -> None:
     """Doubt needs a gauge that was told when the battery began and is told now: of neither, nothing is known."""
     fields = {"charge_pct": 90.0} if gauge == "charge_pct" else {"runtime_s": 900.0}
-    lying: Told = (2.0, "snmp", "battery", fields)
+    lying: ReportedLine = (2.0, "snmp", "battery", fields)
     there = {"input_present": True}
     feed = after(lying, (2.1, "nut", "utility", there), feed=CALM)
     for at_s in range(3, 400):

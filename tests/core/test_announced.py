@@ -14,14 +14,14 @@ ALONE = make_policy([])
 BOTH = make_policy(["sources=2"])
 FSD = {"forced_shutdown": True}
 DELAY_S = ALONE.fsd_delay_s
-Told = tuple[float, str, str] | tuple[float, str, str, dict[str, Any]]
+ReportedLine = tuple[float, str, str] | tuple[float, str, str, dict[str, Any]]
 
 
-def seen(*told: Told, feed: Feed | None = None) -> Feed:
+def seen(*result: ReportedLine, feed: Feed | None = None) -> Feed:
     """Return the feed after readings of "nut" alone: (when, source, output source, other fields)."""
     feed = Feed() if feed is None else feed
-    policy = BOTH if feed.heard or {source for _, source, *_ in told} != {"nut"} else ALONE
-    for at_s, source, word, *fields in told:
+    policy = BOTH if feed.heard or {source for _, source, *_ in result} != {"nut"} else ALONE
+    for at_s, source, word, *fields in result:
         extra = fields[0] if fields else {}
         reading = Reading(at_s=at_s, ups="ups", source=source, output_source=OutputSource(word), **extra)
         feed = fusion.observe(policy, feed, reading)
@@ -41,10 +41,10 @@ def test_fsd_that_rises_in_a_silence_may_have_risen_at_its_beginning(silent_s: f
     rise_s = 1.0 + silent_s
     first = seen((0.0, "nut", "utility"), (1.0, "nut", "battery"), (rise_s, "nut", "battery", FSD))
     assert (first.fsd_since_s, first.fsd_at_s) == (since_s, None), "one reading is none"
-    told = seen((rise_s + 1.0, "nut", "battery", FSD), feed=first)
-    assert told.fsd_at_s == since_s + DELAY_S
-    again = seen((rise_s + 50.0, "nut", "battery", FSD), feed=told)
-    assert again.fsd_at_s == told.fsd_at_s, "a silence that follows changes nothing"
+    result = seen((rise_s + 1.0, "nut", "battery", FSD), feed=first)
+    assert result.fsd_at_s == since_s + DELAY_S
+    again = seen((rise_s + 50.0, "nut", "battery", FSD), feed=result)
+    assert again.fsd_at_s == result.fsd_at_s, "a silence that follows changes nothing"
 
 
 def test_a_silence_between_its_two_readings_is_none_before_it() -> None:
@@ -57,9 +57,9 @@ def test_two_readings_without_it_end_fsd_and_one_ends_what_only_one_has_told() -
     for word in ("utility", "battery"):
         once = seen((1.0, "nut", "utility"), (2.0, "nut", word, FSD), (3.0, "nut", word))
         assert once.fsd_since_s is None
-        told = seen((4.0, "nut", word, FSD), (5.0, "nut", word, FSD), (6.0, "nut", word), feed=once)
-        assert (told.fsd_since_s, told.fsd_at_s) == (4.0, 4.0 + DELAY_S)
-        ended = seen((7.0, "nut", word), feed=told)
+        result = seen((4.0, "nut", word, FSD), (5.0, "nut", word, FSD), (6.0, "nut", word), feed=once)
+        assert (result.fsd_since_s, result.fsd_at_s) == (4.0, 4.0 + DELAY_S)
+        ended = seen((7.0, "nut", word), feed=result)
         assert (ended.fsd_since_s, ended.fsd_at_s) == (None, None)
         anew = seen((8.0, "nut", word, FSD), (9.0, "nut", word, FSD), feed=ended)
         assert anew.fsd_at_s == 8.0 + DELAY_S
@@ -75,17 +75,17 @@ def test_an_order_that_stood_at_first_contact_has_no_beginning_in_a_silence_eith
 
 def test_what_may_have_begun_too_long_ago_leaves_no_time_for_a_checkpoint() -> None:
     """The output may go at any moment: off at once, by two readings and one more poll."""
-    told = play(
+    result = play(
         "policy table=50:540,75:360,100:240 trainer=llm:pause:20",
         "auto policy sync poweroff checkpoint=15",
         "0..5 utility load=75 charge=100 runtime=360",
         "6..9 battery load=75 charge=99 runtime=350",
         "60..63 battery load=75 charge=85 runtime=290 forced_shutdown",
     )
-    assert [(off.grade.value, off.force_after_s) for off in told.ordered(PowerOff) if isinstance(off, PowerOff)] == [
+    assert [(off.grade.value, off.force_after_s) for off in result.ordered(PowerOff) if isinstance(off, PowerOff)] == [
         ("bare", 3.0)
     ]
-    assert told.state.phase.latched_s == 62.0  # type: ignore[union-attr]
+    assert result.state.phase.latched_s == 62.0  # type: ignore[union-attr]
 
 
 # --- Of several sources -------------------------------------------------------------------------------------------
@@ -107,9 +107,11 @@ def test_only_who_was_silent_may_have_missed_the_rise() -> None:
 @pytest.mark.parametrize("first", ["snmp", "nut"])
 def test_an_order_that_stood_at_its_sources_first_contact_is_history(first: str) -> None:
     """Whoever answers first when the daemon starts: upsd keeps FSD, and must not shut the host down at every boot."""
-    readings: list[Told] = [(n + (0.25 if first == "snmp" else -0.25), "nut", "utility", FSD) for n in range(1, 20)]
+    readings: list[ReportedLine] = [
+        (n + (0.25 if first == "snmp" else -0.25), "nut", "utility", FSD) for n in range(1, 20)
+    ]
     readings += [(float(n), "snmp", "utility") for n in range(1, 20)]
-    feed = seen(*sorted(readings, key=lambda told: told[0]))
+    feed = seen(*sorted(readings, key=lambda given: given[0]))
     assert (feed.fsd_at_first, feed.fsd_at_s) == (True, None)
     silent = seen(*((float(n), "snmp", "battery") for n in range(20, 60)), feed=feed)
     assert (silent.supply, silent.fsd_at_s) == (Supply.BATTERY, None), "who is silent orders nothing anew"
@@ -122,21 +124,21 @@ def test_an_order_that_stood_at_its_sources_first_contact_is_history(first: str)
 def test_the_silence_of_its_source_takes_no_order_back() -> None:
     """The primary that has ordered everybody down goes down with its upsd; the card knows nothing of it."""
     calm = seen((1.0, "snmp", "utility"), (1.1, "nut", "utility"))
-    told = seen((2.0, "nut", "utility", FSD), (2.5, "nut", "utility", FSD), feed=calm)
-    silent = seen(*((float(n), "snmp", "utility") for n in range(3, 120)), feed=told)
+    result = seen((2.0, "nut", "utility", FSD), (2.5, "nut", "utility", FSD), feed=calm)
+    silent = seen(*((float(n), "snmp", "utility") for n in range(3, 120)), feed=result)
     assert silent.fsd_at_s == 2.0 + DELAY_S
     once = seen((120.0, "nut", "utility"), (120.1, "snmp", "utility"), feed=silent)
     assert once.fsd_at_s == 2.0 + DELAY_S
     assert seen((121.0, "nut", "utility"), feed=once).fsd_at_s is None, "it has said so twice itself"
 
 
-@pytest.mark.parametrize("told", [{"forced_shutdown": True}, {"output_off_in_s": 20.0}])
-def test_what_did_not_come_is_spent_when_its_source_is_lost(told: dict[str, Any]) -> None:
+@pytest.mark.parametrize("expected", [{"forced_shutdown": True}, {"output_off_in_s": 20.0}])
+def test_what_did_not_come_is_spent_when_its_source_is_lost(expected: dict[str, Any]) -> None:
     """Five minutes after the output should have gone; a card that is dead for good cannot take back what it said."""
     calm = seen((1.0, "snmp", "utility"), (1.1, "nut", "utility"))
-    again = {"output_off_in_s": 19.5} if "output_off_in_s" in told else told
-    feed = seen((2.0, "nut", "utility", told), (2.5, "nut", "utility", again), feed=calm)
-    end_s = 22.0 if "output_off_in_s" in told else 2.0 + DELAY_S
+    again = {"output_off_in_s": 19.5} if "output_off_in_s" in expected else expected
+    feed = seen((2.0, "nut", "utility", expected), (2.5, "nut", "utility", again), feed=calm)
+    end_s = 22.0 if "output_off_in_s" in expected else 2.0 + DELAY_S
     assert {feed.countdown_at_s, feed.fsd_at_s} == {end_s, None}
     silent = seen((end_s + 301.0, "snmp", "utility"), feed=feed)
     assert {silent.countdown_at_s, silent.fsd_at_s} == {end_s, None}, "silent, and not known to be lost"
@@ -144,8 +146,8 @@ def test_what_did_not_come_is_spent_when_its_source_is_lost(told: dict[str, Any]
     for at_s, ends in ((end_s + 300.0, {end_s, None}), (end_s + 300.1, {None})):
         later = seen((at_s, "snmp", "utility"), feed=gone)
         assert {later.countdown_at_s, later.fsd_at_s} == ends
-    back = seen((end_s + 400.0, "nut", "utility", told), feed=gone)
-    says = {end_s, None} if "forced_shutdown" in told else {None}
+    back = seen((end_s + 400.0, "nut", "utility", expected), feed=gone)
+    says = {end_s, None} if "forced_shutdown" in expected else {None}
     assert {back.countdown_at_s, back.fsd_at_s} == says, "it is there again: a countdown must be seen to fall again"
 
 

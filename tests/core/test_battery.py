@@ -178,7 +178,7 @@ def test_a_flag_that_is_set_early_by_configuration_is_no_end() -> None:
         ((10.0, 0.0, 0.0), (110.0, 60.0, 0.30)),
         ((10.0, 100.0, 0.5), (60.0, 70.0, 0.7), (110.0, 50.0, 1.0)),
     ],
-    ids=["not deep enough", "charge hardly fell", "charge not told", "empty at first", "more than a battery holds"],
+    ids=["not deep enough", "charge hardly fell", "charge not reported", "empty at first", "more than a battery holds"],
 )
 def test_a_discharge_that_says_too_little_changes_nothing(steps: tuple[tuple[float, float | None, float], ...]) -> None:
     """What was known stays; nothing is made of noise."""
@@ -226,18 +226,18 @@ def test_nothing_makes_a_battery_better_than_new_or_worse_than_none(
 
 def test_what_says_the_same_as_before_is_not_written_again() -> None:
     """The state is journalled: a reading each second that brings nothing new leaves the very same model."""
-    told = {"used": 0.1, "gap_s": 1.0, "steady": True, "low": False}
-    first = learning.learn_on_battery(POLICY, BatteryModel(), reading(0.0, 90.0), **told)  # type: ignore[arg-type]
-    assert learning.learn_on_battery(POLICY, first, reading(1.0, 90.0), **told) is first  # type: ignore[arg-type]
-    assert learning.learn_on_battery(POLICY, first, reading(1.0, 89.0), **told) is not first  # type: ignore[arg-type]
+    given = {"used": 0.1, "gap_s": 1.0, "steady": True, "low": False}
+    first = learning.learn_on_battery(POLICY, BatteryModel(), reading(0.0, 90.0), **given)  # type: ignore[arg-type]
+    assert learning.learn_on_battery(POLICY, first, reading(1.0, 90.0), **given) is first  # type: ignore[arg-type]
+    assert learning.learn_on_battery(POLICY, first, reading(1.0, 89.0), **given) is not first  # type: ignore[arg-type]
 
 
 # --- Slope ------------------------------------------------------------------------------------------------------
 
 
-def slope_after(*told: tuple[float, float | None, bool]) -> float | None:
+def slope_after(*value: tuple[float, float | None, bool]) -> float | None:
     model = BatteryModel()
-    for at_s, runtime_s, steady in told:
+    for at_s, runtime_s, steady in value:
         model = learning.learn_on_battery(
             POLICY, model, reading(at_s, 90.0, runtime_s), used=0.0, gap_s=1.0, steady=steady, low=False
         )

@@ -44,8 +44,8 @@ hosts = st.fixed_dictionaries(
 
 
 def state_of(player: Player) -> tuple[Policy, State]:
-    assert player.told is not None
-    return player.policy, player.told.state
+    assert player.result is not None
+    return player.policy, player.result.state
 
 
 def _grade_after(policy: Policy, state: State, tau_now_s: float) -> Grade:
@@ -60,20 +60,20 @@ def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
     """Each step within the seconds that witnesses take, with the grade that was shown."""
     player = host(**given_host)  # type: ignore[arg-type]
     policy, state = state_of(player)
-    told = conditions.budget_now(policy, state, 4.0)
-    steps = {step.action: step.at_s for step in conditions.forecast(policy, state, told)}
+    result = conditions.budget_now(policy, state, 4.0)
+    steps = {step.action: step.at_s for step in conditions.forecast(policy, state, result)}
     assert isinstance(state.phase, Online)
     assume((steps["shutdown"] or 0.0) < 1200.0)
-    assume(_grade_after(policy, state, told.tau_now_s or 1.0) is told.grade)  # At its edge a second decides.
+    assume(_grade_after(policy, state, result.tau_now_s or 1.0) is result.grade)  # At its edge a second decides.
     began: dict[str, float] = {}
     load, grade = given_host["load"], None
     for second in range(4, 1400):
         _, state = state_of(player)
-        paused = player.told is not None and player.told.phase in {"emergency_checkpoint", "holding"}
+        paused = player.result is not None and player.result.phase in {"emergency_checkpoint", "holding"}
         player.line(f"{second} battery load={PAUSED * load if paused else load}")
         _, state = state_of(player)
-        assert player.told is not None
-        began.setdefault(player.told.phase, second)
+        assert player.result is not None
+        began.setdefault(player.result.phase, second)
         if isinstance(state.phase, Shutdown):
             grade = state.phase.outage.grade
             break
@@ -83,9 +83,9 @@ def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
     assert began["shutdown"] == pytest.approx(steps["shutdown"], abs=WITNESSES_S + parts_s)
     assert grade is not None
     ranks = list(Grade)
-    assert ranks.index(grade) >= ranks.index(told.grade), "never a more orderly stop than was shown"
-    if told.fits and (told.reff_paused_s or 0.0) * 0.75 > told.need_s + WITNESSES_S:
-        assert grade is told.grade
+    assert ranks.index(grade) >= ranks.index(result.grade), "never a more orderly stop than was shown"
+    if result.fits and (result.reff_paused_s or 0.0) * 0.75 > result.need_s + WITNESSES_S:
+        assert grade is result.grade
 
 
 @settings(max_examples=200, deadline=None)

@@ -45,7 +45,7 @@ def turn(
     supply: Supply = Supply.BATTERY,
     drop: Drop | None = PAYS,
     standing: GpuCap | None = None,
-    told: tuple[str, ...] = (),
+    alarms: tuple[str, ...] = (),
     load: float = 0.75,
     **feed: float,
 ) -> Turn:
@@ -56,7 +56,7 @@ def turn(
         battery=Battery(at_s=now_s, used=0.0, left=0.7, load=load),
         learned=Learned(cap=drop),
         owed=() if standing is None else (standing,),
-        alarms=told,
+        alarms=alarms,
     )
     return Turn(POLICY, state, now_s)
 
@@ -99,7 +99,7 @@ def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
         turn(OnBattery(outage=OUTAGE), drop=None),
         turn(OnBattery(outage=OUTAGE), drop=replace(PAYS, speed=0.6999)),
         turn(OnBattery(outage=OUTAGE), supply=Supply.UTILITY),
-        turn(OnBattery(outage=OUTAGE), told=("gpu_cap_failed",)),
+        turn(OnBattery(outage=OUTAGE), alarms=("gpu_cap_failed",)),
         turn(OnBattery(outage=OUTAGE), countdown_at_s=500.0),
         turn(Online()),
         turn(Holding(outage=OUTAGE, began_s=100.0)),
@@ -116,10 +116,10 @@ def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
         "failed already",
         "the output is cut anyway",
         "online",
-        "nobody was told to pause",
+        "no trainer was asked to pause",
         "the pause is young",
         "the load has fallen",
-        "nobody tells the load",
+        "no load is reported",
         "latched",
     ],
 )

@@ -31,15 +31,15 @@ BOTH = policy("feed=a", "feed=b", "minimum_supplies=2")
 ALONE = policy()
 
 
-def says(at_s: float, ups: str, word: str, **told: Any) -> Reading:  # noqa: ANN401 - any field of a reading
-    fields = {"charge_pct": 100.0, "load_pct": 50.0, "runtime_s": 540.0, **told}
+def says(at_s: float, ups: str, word: str, **answer: Any) -> Reading:  # noqa: ANN401 - any field of a reading
+    fields = {"charge_pct": 100.0, "load_pct": 50.0, "runtime_s": 540.0, **answer}
     return Reading(at_s=at_s, ups=ups, source="snmp", output_source=OutputSource(word), **fields)
 
 
-def after(made: Policy, *told: Reading | SourceFailed | Tick, state: State | None = None) -> State:
+def after(made: Policy, *reading: Reading | SourceFailed | Tick, state: State | None = None) -> State:
     """Return the state after these events, through the whole machine."""
     state = restore(made, None, 0.0).state if state is None else state
-    for each in told:
+    for each in reading:
         state = step(made, state, each).state
     return state
 
@@ -93,10 +93,10 @@ def test_two_power_supplies_on_one_of_them_count_twice() -> None:
 def test_a_host_that_the_other_one_feeds_is_spared_though_it_would_be_overloaded() -> None:
     """Training pauses while the first battery lasts; no power-off comes, and none may be forecast."""
 
-    def spared(*told: Reading) -> bool:
-        state = after(ONE_OF_TWO, *(replace(each, load_pct=60.0) for each in (*CALM, *told)))
+    def spared(*reading: Reading) -> bool:
+        state = after(ONE_OF_TWO, *(replace(each, load_pct=60.0) for each in (*CALM, *reading)))
         assert state.feed.supply is BATTERY
-        now_s = told[-1].at_s
+        now_s = reading[-1].at_s
         return conditions.is_spared(ONE_OF_TWO, state, conditions.outage_budget(ONE_OF_TWO, state, now_s))
 
     assert spared(*A_OUT)
@@ -114,13 +114,13 @@ def test_before_all_of_them_are_heard_nothing_is_missing() -> None:
 @pytest.mark.parametrize(("apart_s", "supply"), [(29.0, BATTERY), (30.0, BATTERY), (-25.0, BATTERY)])
 def test_one_that_falls_silent_with_the_others_transfer_is_presumed_on_battery(apart_s: float, supply: Supply) -> None:
     """Its switch had no battery; sooner or later it is lost, within half a minute of the transfer."""
-    told: list[Reading | SourceFailed] = [
+    found: list[Reading | SourceFailed] = [
         says(100.0, "a", "battery"),
         says(101.0, "a", "battery"),
         lost(100.0 + apart_s, "b"),
     ]
-    told.sort(key=lambda event: event.at_s)
-    state = after(ONE_OF_TWO, *CALM, *told, says(140.0, "a", "battery"))
+    found.sort(key=lambda event: event.at_s)
+    state = after(ONE_OF_TWO, *CALM, *found, says(140.0, "a", "battery"))
     assert state.feed.supply is supply
     b = feeds.of(state, "b")
     assert b is not None
@@ -152,14 +152,14 @@ def test_a_silent_one_that_the_host_needs_is_on_battery_as_the_other_one_is() ->
 
 def test_a_blip_of_the_last_one_powers_nothing_off_after_the_other_one_has_ended() -> None:
     """Two UPSes at 60 % each: one ended long ago, and training is paused. Three polls of the other card are missed."""
-    told: list[Reading | SourceFailed] = [says(1.0, ups, "utility", load_pct=60.0) for ups in "ab"]
+    found: list[Reading | SourceFailed] = [says(1.0, ups, "utility", load_pct=60.0) for ups in "ab"]
     for at_s in range(2, 900, 5):
         load = 60.0 if at_s < 200 else 27.0
-        told.append(says(float(at_s), "a", "utility", load_pct=load))
+        found.append(says(float(at_s), "a", "utility", load_pct=load))
         left = max(0.0, 100.0 - at_s / 9.0)
-        told.append(says(at_s + 0.5, "b", "battery", load_pct=load, charge_pct=left, runtime_s=9.0 * left))
-    told += [lost(900.0, "b"), *(says(float(at_s), "a", "utility", load_pct=54.0) for at_s in range(901, 1200, 5))]
-    state = after(ONE_OF_TWO, *told, lost(1200.0, "a"), *(Tick(at_s=1200.0 + n) for n in range(10)))
+        found.append(says(at_s + 0.5, "b", "battery", load_pct=load, charge_pct=left, runtime_s=9.0 * left))
+    found += [lost(900.0, "b"), *(says(float(at_s), "a", "utility", load_pct=54.0) for at_s in range(901, 1200, 5))]
+    state = after(ONE_OF_TWO, *found, lost(1200.0, "a"), *(Tick(at_s=1200.0 + n) for n in range(10)))
     assert phase_name(state.phase) == "holding"
     a = feeds.of(state, "a")
     assert a is not None
@@ -171,20 +171,20 @@ def test_a_blip_of_the_last_one_powers_nothing_off_after_the_other_one_has_ended
 
 def drained(from_s: int, until_s: int, load: float, charge: float, *, with_b: bool) -> list[Reading | SourceFailed]:
     """Return readings of A on battery at this load, from this charge on, and of B on utility at a quarter."""
-    told: list[Reading | SourceFailed] = []
+    found: list[Reading | SourceFailed] = []
     full_s = account.tau_s(ONE_OF_TWO.runtime_table, load / 100.0)
     for at_s in range(from_s, until_s):
         left = charge - 100.0 * (at_s - from_s) / full_s
-        told.append(says(float(at_s), "a", "battery", load_pct=load, charge_pct=left, runtime_s=left / 100.0 * full_s))
+        found.append(says(float(at_s), "a", "battery", load_pct=load, charge_pct=left, runtime_s=left / 100.0 * full_s))
         if with_b:
-            told.append(says(at_s + 0.25, "b", "utility", load_pct=25.0, runtime_s=1000.0))
-    return told
+            found.append(says(at_s + 0.25, "b", "utility", load_pct=25.0, runtime_s=1000.0))
+    return found
 
 
 def test_a_blip_of_the_one_with_utility_powers_nothing_off_as_the_others_battery_ends() -> None:
     """A's input is switched off for an hour. B's card misses three polls: its UPS has a full battery at the worst."""
-    told = [*drained(2, 880, 25.0, 100.0, with_b=True), lost(880.0, "b"), *drained(880, 910, 25.0, 12.0, with_b=False)]
-    state = after(ONE_OF_TWO, *CALM, *told)
+    found = [*drained(2, 880, 25.0, 100.0, with_b=True), lost(880.0, "b"), *drained(880, 910, 25.0, 12.0, with_b=False)]
+    state = after(ONE_OF_TWO, *CALM, *found)
     assert (state.feed.supply, phase_name(state.phase)) == (BATTERY, "on_battery")
     assert lasts_s(ONE_OF_TWO, state, 909.0) > 300.0
     assert after(ONE_OF_TWO, says(910.0, "b", "utility"), state=state).feed.supply is UTILITY
@@ -192,8 +192,8 @@ def test_a_blip_of_the_one_with_utility_powers_nothing_off_as_the_others_battery
 
 def test_one_whose_load_moves_as_it_falls_silent_has_ended() -> None:
     """A is on battery. B's input goes as well, and its battery is dead: what it carried is on A, and counts once."""
-    told = [*drained(2, 300, 25.0, 100.0, with_b=True), *drained(300, 303, 50.0, 70.0, with_b=False), lost(303.0, "b")]
-    state = after(ONE_OF_TWO, *CALM, *told, *drained(304, 320, 50.0, 69.3, with_b=False))
+    found = [*drained(2, 300, 25.0, 100.0, with_b=True), *drained(300, 303, 50.0, 70.0, with_b=False), lost(303.0, "b")]
+    state = after(ONE_OF_TWO, *CALM, *found, *drained(304, 320, 50.0, 69.3, with_b=False))
     a = feeds.of(state, "a")
     assert a is not None
     assert a.battery.left is not None
@@ -203,8 +203,8 @@ def test_one_whose_load_moves_as_it_falls_silent_has_ended() -> None:
 @pytest.mark.parametrize("word", ["bypass", "unknown", ""])
 def test_what_is_unknown_supplies_a_host_that_needs_it_and_runs(word: str) -> None:
     """In bypass for maintenance, a driver that says WAIT, or a card that has not answered since the start."""
-    told = (says(1.5, "b", word),) if word else (lost(1.5, "b"),)
-    state = after(BOTH, says(1.0, "a", "utility"), *told, says(2.0, "a", "battery"), says(3.0, "a", "battery"))
+    result = (says(1.5, "b", word),) if word else (lost(1.5, "b"),)
+    state = after(BOTH, says(1.0, "a", "utility"), *result, says(2.0, "a", "battery"), says(3.0, "a", "battery"))
     assert state.feed.supply is BATTERY
     assert lasts_s(BOTH, state, 3.0) == pytest.approx(alone(0.75, 0.5), rel=0.02)
 
@@ -343,8 +343,8 @@ def test_a_battery_that_is_only_presumed_powers_nothing_off_beside_utility() -> 
     assert (back.feed.supply, feeds.contradicts_commit(BOTH, back, 6.0, 10.0)) == (BATTERY, True)
     gone = after(BOTH, lost(10.0, "a"), state=back)
     assert not feeds.contradicts_commit(BOTH, gone, 10.0, 10.0)
-    told = after(BOTH, says(7.0, "b", "battery"), says(8.0, "b", "battery"), says(8.5, "a", "utility"), state=back)
-    assert not feeds.contradicts_commit(BOTH, told, 8.5, 10.0), "it says so itself"
+    result = after(BOTH, says(7.0, "b", "battery"), says(8.0, "b", "battery"), says(8.5, "a", "utility"), state=back)
+    assert not feeds.contradicts_commit(BOTH, result, 8.5, 10.0), "it says so itself"
 
 
 def test_one_that_was_presumed_on_battery_is_so_until_it_answers() -> None:
@@ -442,15 +442,15 @@ def test_the_load_of_the_first_that_ends_moves_to_the_rest() -> None:
     first_s = alone(0.5, 0.4)
     rest = budget.usable(ALONE, 0.8) - first_s / account.tau_s(ALONE.runtime_table, 0.4)
     expected_s = first_s + rest * account.tau_s(ALONE.runtime_table, 0.8)
-    told = (("a", 0.5, 0.4, BATTERY), ("b", 0.8, 0.4, BATTERY))
-    assert lasting(ONE_OF_TWO, *told) == pytest.approx(expected_s)
-    assert lasting(BOTH, *told) == pytest.approx(first_s)
+    result = (("a", 0.5, 0.4, BATTERY), ("b", 0.8, 0.4, BATTERY))
+    assert lasting(ONE_OF_TWO, *result) == pytest.approx(expected_s)
+    assert lasting(BOTH, *result) == pytest.approx(first_s)
 
 
 def test_a_rest_that_is_overloaded_ends_with_the_first() -> None:
     """60 % and 60 % is more than one of them carries."""
-    told = (("a", 0.5, 0.6, BATTERY), ("b", 0.8, 0.6, BATTERY))
-    assert lasting(ONE_OF_TWO, *told) == pytest.approx(alone(0.5, 0.6))
+    result = (("a", 0.5, 0.6, BATTERY), ("b", 0.8, 0.6, BATTERY))
+    assert lasting(ONE_OF_TWO, *result) == pytest.approx(alone(0.5, 0.6))
 
 
 def test_three_feeds_end_one_after_the_other() -> None:
@@ -461,13 +461,13 @@ def test_three_feeds_end_one_after_the_other() -> None:
     two_s = b * account.tau_s(tau, 0.45)
     c -= two_s / account.tau_s(tau, 0.45)
     expected_s = one_s + two_s + c * account.tau_s(tau, 0.9)
-    told = (("a", 0.3, 0.3, BATTERY), ("b", 0.5, 0.3, BATTERY), ("c", 0.9, 0.3, BATTERY))
-    assert lasting(made, *told) == pytest.approx(expected_s)
+    result = (("a", 0.3, 0.3, BATTERY), ("b", 0.5, 0.3, BATTERY), ("c", 0.9, 0.3, BATTERY))
+    assert lasting(made, *result) == pytest.approx(expected_s)
 
 
 def test_on_utility_the_sums_are_those_of_an_outage_that_begins_now() -> None:
-    told = (("a", 0.8, 0.5, UTILITY), ("b", 0.8, 0.5, UTILITY))
-    assert lasting(ONE_OF_TWO, *told) == pytest.approx(alone(0.8, 0.5))
+    result = (("a", 0.8, 0.5, UTILITY), ("b", 0.8, 0.5, UTILITY))
+    assert lasting(ONE_OF_TWO, *result) == pytest.approx(alone(0.8, 0.5))
 
 
 def test_a_pause_lengthens_it_for_all() -> None:

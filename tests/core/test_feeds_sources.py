@@ -16,23 +16,23 @@ def test_a_source_that_cannot_be_forged_holds_up_the_commit_of_its_feed() -> Non
     def sourced(made: Policy) -> Policy:
         return replace(made, feeds=tuple(replace(each, policy=replace(each.policy, sources=2)) for each in made.feeds))
 
-    def word(at_s: float, ups: str, source: str, text: str, **told: Any) -> Reading:  # noqa: ANN401 - as in says
-        return replace(says(at_s, ups, text, **told), source=source)
+    def word(at_s: float, ups: str, source: str, text: str, **answer: Any) -> Reading:  # noqa: ANN401 - as in says
+        return replace(says(at_s, ups, text, **answer), source=source)
 
-    told = []
+    found = []
     for at_s in (2.0, 3.0, 4.0):
-        told += [
+        found += [
             word(at_s, "a", "snmp", "battery", on_battery_s=at_s),
             word(at_s + 0.1, "a", "nut", "utility", authenticated=True),
         ]
-        told += [word(at_s + 0.2, "b", "snmp", "battery", on_battery_s=at_s)]
+        found += [word(at_s + 0.2, "b", "snmp", "battery", on_battery_s=at_s)]
     first = [word(1.0, ups, source, "utility") for ups in "ab" for source in ("snmp", "nut")]
-    one = after(sourced(ONE_OF_TWO), *first, *told)
+    one = after(sourced(ONE_OF_TWO), *first, *found)
     assert one.feed.supply is BATTERY
     assert feeds.battery_reported_twice(sourced(ONE_OF_TWO), one, 4.5), "by one source of a feed, twice"
     assert not feeds.battery_reported_twice(sourced(ONE_OF_TWO), one, 60.0), "long ago"
     assert feeds.contradicts_commit(sourced(ONE_OF_TWO), one, 4.5, 10.0)
-    both_needed = after(sourced(BOTH), *first, *told)
+    both_needed = after(sourced(BOTH), *first, *found)
     assert not feeds.contradicts_commit(sourced(BOTH), both_needed, 4.5, 10.0), (
         "the other feed is dark whatever is said of this one"
     )
@@ -41,11 +41,11 @@ def test_a_source_that_cannot_be_forged_holds_up_the_commit_of_its_feed() -> Non
 def test_sources_of_each_feed_have_their_alarms() -> None:
     """One of rack-b's two lags for half a minute; the alarm names it."""
     made = replace(BOTH, feeds=tuple(replace(each, policy=replace(each.policy, sources=2)) for each in BOTH.feeds))
-    told = [replace(says(1.0, ups, "utility"), source=source) for ups in "ab" for source in ("snmp", "nut")]
+    found = [replace(says(1.0, ups, "utility"), source=source) for ups in "ab" for source in ("snmp", "nut")]
     for at_s in range(2, 40):
-        told.append(replace(says(float(at_s), "b", "battery", on_battery_s=float(at_s)), source="snmp"))
-        told += [replace(says(at_s + 0.2, ups, "utility"), source="nut") for ups in "ab"]
-    assert "sources_disagree" in after(made, *told).alarms
+        found.append(replace(says(float(at_s), "b", "battery", on_battery_s=float(at_s)), source="snmp"))
+        found += [replace(says(at_s + 0.2, ups, "utility"), source="nut") for ups in "ab"]
+    assert "sources_disagree" in after(made, *found).alarms
 
 
 def test_a_new_battery_of_one_ups_leaves_the_other_its_own() -> None:
@@ -78,6 +78,6 @@ def test_a_source_of_one_feed_that_was_taken_out_is_forgotten() -> None:
         )
         return replace(ONE_OF_TWO, feeds=each)
 
-    told = [replace(says(1.0, ups, "utility"), source=source) for ups in "ab" for source in ("snmp", "nut")]
-    state = feeds.adopt(named("nut"), after(named("snmp", "nut"), *told), 2.0)
+    found = [replace(says(1.0, ups, "utility"), source=source) for ups in "ab" for source in ("snmp", "nut")]
+    state = feeds.adopt(named("nut"), after(named("snmp", "nut"), *found), 2.0)
     assert [each.feed.heard for each in state.upses] == [(), ()]

@@ -15,10 +15,10 @@ POLICY = make_policy([])
 UNKNOWN, UTILITY, BATTERY = Supply.UNKNOWN, Supply.UTILITY, Supply.BATTERY
 
 
-def seen(*told: tuple[float, str] | tuple[float, str, dict[str, Any]], feed: Feed | None = None) -> Feed:
+def seen(*answer: tuple[float, str] | tuple[float, str, dict[str, Any]], feed: Feed | None = None) -> Feed:
     """Return the feed after readings: (when, output source, other fields)."""
     feed = Feed() if feed is None else feed
-    for at_s, source, *fields in told:
+    for at_s, source, *fields in answer:
         extra = fields[0] if fields else {}
         reading = Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **extra)
         feed = fusion.observe(POLICY, feed, reading)
@@ -97,8 +97,8 @@ def test_the_ups_knows_since_when() -> None:
     assert seen((101.0, "battery", {"on_battery_s": 41.0}), feed=first).since_s == 60.0
     assert seen((90.0, "utility"), (100.0, "battery", {"on_battery_s": 40.0})).since_s == 90.0
     assert seen((90.0, "utility"), (100.0, "battery", {"on_battery_s": 4.0})).since_s == 96.0
-    told = seen((90.0, "utility"), (91.0, "battery", {"on_battery_s": 0.0}), (95.0, "battery", {"on_battery_s": 1.0}))
-    assert told.since_s == 91.0, "and never later than our own first reading"
+    result = seen((90.0, "utility"), (91.0, "battery", {"on_battery_s": 0.0}), (95.0, "battery", {"on_battery_s": 1.0}))
+    assert result.since_s == 91.0, "and never later than our own first reading"
 
 
 # --- What does not count ------------------------------------------------------------------------------------------
@@ -198,16 +198,16 @@ def test_a_self_test_longer_than_a_minute_is_an_outage_and_a_calibration_is_not(
 
 
 @pytest.mark.parametrize(
-    ("calm_s", "told", "supply"),
+    ("calm_s", "expected", "supply"),
     [(61.0, {}, UTILITY), (61.1, {}, BATTERY), (900.0, {}, BATTERY), (900.0, {"input_present": True}, UTILITY)],
 )
 def test_a_calibration_that_stood_on_utility_for_a_minute_is_a_stuck_flag(
-    calm_s: float, told: dict[str, Any], supply: Supply
+    calm_s: float, expected: dict[str, Any], supply: Supply
 ) -> None:
     """CAL that was never cleared, of a UPS on a cable that measures no input: its outages are outages."""
     flag = {"calibrating": True}
     calm = seen((0.0, "utility"), (1.0, "utility", flag), (calm_s - 1.0, "utility", flag), (calm_s, "utility", flag))
-    battery = [(calm_s + at_s, "battery", flag | told) for at_s in (1.0, 2.0, 3.0, 200.0)]
+    battery = [(calm_s + at_s, "battery", flag | expected) for at_s in (1.0, 2.0, 3.0, 200.0)]
     for count in (2, 3, 4):
         assert seen(*battery[:count], feed=calm).supply is supply
 
@@ -225,10 +225,10 @@ def test_no_test_begins_on_battery() -> None:
 def test_low_battery_is_told_by_two_readings_on_battery(low: dict[str, Any]) -> None:
     outage = seen((1.0, "utility"), (2.0, "battery", {"input_present": False}), (3.0, "battery", low))
     assert outage.low_battery_at_s is None
-    told = seen((4.0, "battery", low), feed=outage)
-    assert told.low_battery_at_s == 4.0
-    assert seen((5.0, "battery"), (6.0, "battery", low), feed=told).low_battery_at_s == 4.0, "it stays"
-    assert seen((5.0, "utility", low), feed=told).low_battery_at_s is None
+    result = seen((4.0, "battery", low), feed=outage)
+    assert result.low_battery_at_s == 4.0
+    assert seen((5.0, "battery"), (6.0, "battery", low), feed=result).low_battery_at_s == 4.0, "it stays"
+    assert seen((5.0, "utility", low), feed=result).low_battery_at_s is None
     glitch = seen((4.0, "battery"), (5.0, "battery", low), feed=outage)
     assert glitch.low_battery_at_s is None
     on_utility = seen((1.0, "utility", low), (2.0, "utility", low))
@@ -361,10 +361,10 @@ def test_a_test_that_is_announced_on_utility_has_begun(flag: str) -> None:
 )
 def test_numbers_that_cannot_be_true_are_dropped_one_by_one(field: str, least: float, most: float) -> None:
     """At either edge a number stays, beyond it it is not known, and beside it everything else stays as it was."""
-    told: dict[str, Any] = {"runtime_s": 90.0, "charge_pct": 50.0, "load_pct": 60.0, "watts": 700.0, "input_v": 230.0}
+    given: dict[str, Any] = {"runtime_s": 90.0, "charge_pct": 50.0, "load_pct": 60.0, "watts": 700.0, "input_v": 230.0}
     for value, kept in ((least, True), (most, True), (least - 0.5, False), (most + 0.5, False), (math.nan, False)):
         reading = Reading(
-            at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, **told | {field: value}
+            at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, **given | {field: value}
         )
         assert fusion.plausible(reading) == (reading if kept else replace(reading, **{field: None}))  # type: ignore[arg-type]
 
@@ -380,6 +380,6 @@ def test_a_self_test_is_one_for_just_as_long() -> None:
 
 @pytest.mark.parametrize(("runtime_s", "low_at_s"), [(1.0, None), (0.0, 4.0)])
 def test_a_runtime_of_0_is_low_battery_and_a_second_is_not(runtime_s: float, low_at_s: float | None) -> None:
-    told = {"runtime_s": runtime_s}
-    feed = seen((1.0, "utility"), (2.0, "battery"), (3.0, "battery", told), (4.0, "battery", told))
+    given = {"runtime_s": runtime_s}
+    feed = seen((1.0, "utility"), (2.0, "battery"), (3.0, "battery", given), (4.0, "battery", given))
     assert (feed.supply, feed.low_battery_at_s) == (BATTERY, low_at_s)

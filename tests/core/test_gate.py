@@ -164,8 +164,8 @@ def test_a_host_that_is_not_whole_is_asked_again_and_told_once() -> None:
         at.now_s += 0.5
     assert asked_s[:3] == [100.0, 105.0, 110.0]
     assert asked_s[-3:] == [320.0, 350.0, 380.0]
-    told = [(note.event, note.level) for note in at.notes]
-    assert told == [("host_incomplete_raised", Level.WARNING), ("host_incomplete_long_raised", Level.ERROR)]
+    found = [(note.event, note.level) for note in at.notes]
+    assert found == [("host_incomplete_raised", Level.WARNING), ("host_incomplete_long_raised", Level.ERROR)]
     assert at.notes[0].because == "no GPU; training waits until the host is complete"
     assert at.notes[1].because == "no GPU; training has waited for 180 s: repair the host, or overrule the check"
     at.now_s = 410.0
@@ -214,8 +214,8 @@ def test_an_operator_overrules_everything_but_the_power(known: Feed, orders: lis
 def started(*trainers: Trainer, waited_s: float = 10.0, policy: Policy = POLICY, at: Feed | None = None) -> str:
     made = turn(replace(BACK, started_at_s=NOW_S - waited_s), *trainers, policy=policy, at=at)
     because = gate.resumed_because(made, phase(made))
-    told = [(note.event, note.level) for note in made.notes]
-    assert told == ([("resume_unconfirmed", Level.ERROR)] if "no step for" in because else [])
+    found = [(note.event, note.level) for note in made.notes]
+    assert found == ([("resume_unconfirmed", Level.ERROR)] if "no step for" in because else [])
     return because
 
 
@@ -277,7 +277,7 @@ def test_orders_carry_the_outage() -> None:
 def test_what_was_called_off_in_a_return_counts_again_once_utility_is_stable(back_s: int, ends_in: str) -> None:
     """The host waits for its storage. An abort at its boot must not cost it the power-off of a failure hours later."""
     fails_s = 420 + back_s
-    told = play(
+    result = play(
         "policy table=50:540,75:360,100:240 trainer=llm:pause:20 checks_host=1",
         "auto policy sync poweroff checkpoint=10",
         "0..5 utility load=75 charge=100 runtime=360",
@@ -289,6 +289,6 @@ def test_what_was_called_off_in_a_return_counts_again_once_utility_is_stable(bac
         f"420..{fails_s - 1} utility load=30 charge=50+0.05 runtime=400",
         f"{fails_s}..{fails_s + 300} battery load=30 charge=50-0.2 runtime=400-1.5",
     )
-    assert told.phase == ends_in
-    ended = [note.because for note in told.notes if note.event == "abort_ended"]
+    assert result.phase == ends_in
+    ended = [note.because for note in result.notes if note.event == "abort_ended"]
     assert ended == ["utility is stable, so the power-off comes if it fails again"] * (ends_in == "shutdown")

@@ -21,9 +21,9 @@ def says(at_s: float, word: str, fields: dict[str, Any] | None = None, source: s
     return Reading(at_s=at_s, ups="ups", source=source, output_source=OutputSource(word), **(fields or {}))
 
 
-def after(policy: Policy, *told: Reading) -> Feed:
+def after(policy: Policy, *result: Reading) -> Feed:
     feed = Feed()
-    for reading in told:
+    for reading in result:
         feed = fusion.observe(policy, feed, reading)
     return feed
 
@@ -43,9 +43,9 @@ def test_volts_that_are_gone_count_of_whom_they_may(
     fields: dict[str, Any], utility_seen: bool, input_seen: bool, counts: bool
 ) -> None:
     """Not of a card that has never told any. What an alarm tells, or a first contact on battery, counts in any case."""
-    told = measured(says(1.0, "battery", fields), Measures(volts=input_seen), utility_seen=utility_seen)
-    assert (told.input_present is fields["input_present"]) is counts
-    assert (told.input_v == fields.get("input_v")) is counts
+    result = measured(says(1.0, "battery", fields), Measures(volts=input_seen), utility_seen=utility_seen)
+    assert (result.input_present is fields["input_present"]) is counts
+    assert (result.input_v == fields.get("input_v")) is counts
 
 
 @pytest.mark.parametrize("policy", [ONE, TWO], ids=["one source", "two"])

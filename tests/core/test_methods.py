@@ -233,8 +233,8 @@ def test_feeds_that_do_not_go_off_together_are_not_cut(
     at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=replace(made, outputs=outputs), upses=upses, **known)
     methods.arm(at, OUTAGE, (PowerOnMethod.OUTPUT,), off_in_s=50.0, limit_s=5.0)
     assert [action.ups for action in at.actions if isinstance(action, ArmPowerOn)] == ([] if because else list(outputs))
-    told = [("power_on_blocked", because, Level.WARNING, (("method", PowerOnMethod.OUTPUT),))]
-    assert story(at) == (told if because else []), "told once"
+    found = [("power_on_blocked", because, Level.WARNING, (("method", PowerOnMethod.OUTPUT),))]
+    assert story(at) == (found if because else []), "told once"
 
 
 # --- Too often --------------------------------------------------------------------------------------------------------
@@ -259,8 +259,8 @@ def test_back_three_times_in_an_hour_waits_for_one_two_and_four(
     outage = replace(OUTAGE, boots=boots, back_off_s=before_s)
     assert methods.backed_off(at, outage) == replace(outage, back_off_s=after_s)
     because = f"back {len(boots)} times in this outage"
-    told = [("return_put_off", because, Level.WARNING, (("back_off_s", after_s),))]
-    assert story(at) == (told if after_s else [])
+    found = [("return_put_off", because, Level.WARNING, (("back_off_s", after_s),))]
+    assert story(at) == (found if after_s else [])
 
 
 def test_who_was_told_to_stay_away_is_not_woken_sooner() -> None:
@@ -331,9 +331,11 @@ def test_where_ac_drops_for_certain_the_clock_waits_for_the_batterys_end(
     Where AC may stay, each second of waiting is one for nothing. The others look for themselves, or are forgotten.
     """
     two = replace(POLICY, outputs=("a", "b"))
-    told = armed(PowerOnMethod.OUTPUT, ups="a", at_s=NOW_S, acts_at_s=NOW_S + 120.0, confirmed=True, returns=returns[0])
+    result = armed(
+        PowerOnMethod.OUTPUT, ups="a", at_s=NOW_S, acts_at_s=NOW_S + 120.0, confirmed=True, returns=returns[0]
+    )
     other = armed(PowerOnMethod.OUTPUT, ups="b", order="a-1", at_s=NOW_S)
-    at = turn(shutdown(), told, other, policy=two, feed=replace(feed(), countdown_at_s=countdown_at_s))
+    at = turn(shutdown(), result, other, policy=two, feed=replace(feed(), countdown_at_s=countdown_at_s))
     obligations.handle(at, done(order(PowerOnMethod.OUTPUT), in_s=120, returns=returns[1]))
     assert times(at) == {PowerOnMethod.RTC: in_s, PowerOnMethod.SENTINEL: 150.0, PowerOnMethod.WATCHDOG: 240.0}
 
@@ -341,8 +343,8 @@ def test_where_ac_drops_for_certain_the_clock_waits_for_the_batterys_end(
 def test_the_clock_never_rings_before_the_cut() -> None:
     """A battery that is all but empty, and a UPS that waits for longer than that."""
     empty = {"battery": Battery(at_s=NOW_S, left=0.0, load=0.5)}
-    told = armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1", at_s=NOW_S)
-    at = turn(shutdown(), told, policy=replace(POLICY, methods=(PowerOnMethod.OUTPUT, PowerOnMethod.RTC)), **empty)
+    result = armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1", at_s=NOW_S)
+    at = turn(shutdown(), result, policy=replace(POLICY, methods=(PowerOnMethod.OUTPUT, PowerOnMethod.RTC)), **empty)
     obligations.handle(at, done(order(PowerOnMethod.OUTPUT), in_s=300, returns="cycles"))
     assert times(at) == {PowerOnMethod.RTC: 360.0}
 
@@ -468,8 +470,8 @@ def test_what_has_no_outage_to_act_for_is_taken_back() -> None:
     obligations.handle(at, done(second, disarmed=True, because="stopped and read back"))
     assert [each.method for each in at.state.armed] == [PowerOnMethod.RTC]
     methods.reconcile(at)
-    told = [(note.event, note.because, note.level) for note in at.notes]
-    assert told == [
+    found = [(note.event, note.because, note.level) for note in at.notes]
+    assert found == [
         ("power_on_stuck_raised", "rtc: no such device", Level.ERROR),
         ("power_on_disarmed", "stopped and read back", Level.INFO),
     ]
@@ -516,8 +518,8 @@ def test_an_order_to_cut_the_output_whose_time_has_passed_is_found_disarmed() ->
         at = turn(Online(), cut, feed=feed(Supply.UTILITY))
         methods.reconcile(at)
         because = "the time of its order has passed, and the host has power"
-        told = [("power_on_found_disarmed", because, Level.INFO, (("method", PowerOnMethod.OUTPUT),))]
-        assert story(at) == (told if found else [])
+        listed = [("power_on_found_disarmed", because, Level.INFO, (("method", PowerOnMethod.OUTPUT),))]
+        assert story(at) == (listed if found else [])
         assert bool(at.state.armed) is not found
 
 
@@ -709,8 +711,8 @@ def test_a_host_that_is_back_before_the_cut_cancels_it_or_waits_for_it(*, cancel
     assert [each.acts_at_s for each in state.armed] == [45.0]
     orders: list[Action] = []
     for at_s in range(16, 80):
-        told = reading(at_s=float(at_s))
-        answer = step(policy, state, replace(told, charge_pct=100.0, load_pct=20.0))
+        result = reading(at_s=float(at_s))
+        answer = step(policy, state, replace(result, charge_pct=100.0, load_pct=20.0))
         state = answer.state
         for order in answer.actions:
             if isinstance(order, EnsurePolicy | DisarmPowerOn | ResumeTraining):
@@ -806,8 +808,8 @@ def test_the_first_policy_that_an_outage_finds_is_the_one_to_put_back() -> None:
     obligations.handle(at, ensured(restore="always-on"))
     assert at.state.temporary_policy == TemporaryPolicy(policy="last-state")
     unread = turn(OnBattery(outage=OUTAGE))
-    told = failed(EnsurePolicy(id="p", by_s=105.0, outage="o"))
-    obligations.handle(unread, replace(told, detail=(("restore", "always-off"),)))
+    result = failed(EnsurePolicy(id="p", by_s=105.0, outage="o"))
+    obligations.handle(unread, replace(result, detail=(("restore", "always-off"),)))
     assert unread.state.temporary_policy == TemporaryPolicy(policy="always-off"), "it may have been set"
 
 

@@ -45,8 +45,8 @@ ON_BATTERY = OnBattery(outage=OUTAGE)
 HOLD = Holding(outage=OUTAGE, began_s=50.0)
 
 
-def says(at_s: float, source: str = "battery", **told: object) -> Reading:
-    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), load_pct=100.0, **told)  # type: ignore[arg-type]
+def says(at_s: float, source: str = "battery", **answer: object) -> Reading:
+    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), load_pct=100.0, **answer)  # type: ignore[arg-type]
 
 
 def at_100(phase: Phase, *known: Trainer, left: float = 0.75, supply: Supply = Supply.BATTERY) -> State:
@@ -102,8 +102,8 @@ def test_an_outage_is_named_after_its_boot_and_its_tenth_of_a_second(at_s: float
 def test_the_story_says_how_long_until_a_cut() -> None:
     """The cut is in 200 s, and everything but a bare stop keeps 30 s before it clear."""
     first = step(POLICY, at_100(ON_BATTERY, PAUSES), says(101.0, output_off_in_s=201.0))
-    told = step(POLICY, first.state, says(102.0, output_off_in_s=200.0))
-    (moved,) = (note for note in told.notes if note.event == "phase_changed")
+    result = step(POLICY, first.state, says(102.0, output_off_in_s=200.0))
+    (moved,) = (note for note in result.notes if note.event == "phase_changed")
     assert dict(moved.numbers)["cut_in_s"] == 170.0
 
 
@@ -239,8 +239,10 @@ def test_a_checkpoint_is_as_old_as_it_says_also_before_the_boot(age_s: float, du
     assert at.state.trainers[0].durable_at_s == durable_at_s
 
 
-@pytest.mark.parametrize(("known", "told", "lost"), [(40, 30, 10), (None, 30, None), (None, None, None)])
-def test_steps_are_lost_only_between_two_that_are_known(known: int | None, told: int | None, lost: int | None) -> None:
+@pytest.mark.parametrize(("known", "expected", "lost"), [(40, 30, 10), (None, 30, None), (None, None, None)])
+def test_steps_are_lost_only_between_two_that_are_known(
+    known: int | None, expected: int | None, lost: int | None
+) -> None:
     """An older checkpoint that stands has to name its step, and the trainer the one where it stood."""
     flying = replace(
         PAUSES,
@@ -251,7 +253,9 @@ def test_steps_are_lost_only_between_two_that_are_known(known: int | None, told:
     )
     order = TriggerCheckpoint(id="o-1", by_s=200.0, trainer="a", reason="on_battery", after=Conduct.PAUSE, outage="o")
     at = Turn(POLICY, at_100(HOLD, flying), 100.0)
-    lifecycle.handle(at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", told), ("at_paused_step", False))))
+    lifecycle.handle(
+        at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", expected), ("at_paused_step", False)))
+    )
     (note,) = (note for note in at.notes if note.event == "older_checkpoint_stands")
     assert dict(note.numbers) == {"steps_lost": lost}
 
@@ -263,11 +267,11 @@ def test_who_did_not_hear_is_told_again_once_and_then_waited_for() -> None:
     failed = step(POLICY, online, Failed(at_s=101.0, action=order, took_s=1.0, reason="refused"))
     assert step(POLICY, failed.state, Tick(at_s=105.9)).actions == ()
     again = step(POLICY, failed.state, Tick(at_s=106.0))
-    (told,) = again.actions
-    assert isinstance(told, ResumeTrainer)
-    assert (told.trainer, told.outage, told.by_s) == ("a", "", 116.0)
+    (result,) = again.actions
+    assert isinstance(result, ResumeTrainer)
+    assert (result.trainer, result.outage, result.by_s) == ("a", "", 116.0)
     assert step(POLICY, again.state, Tick(at_s=107.0)).actions == ()
-    heard = step(POLICY, again.state, Done(at_s=108.0, action=told, took_s=1.0))
+    heard = step(POLICY, again.state, Done(at_s=108.0, action=result, took_s=1.0))
     assert not heard.state.owing(Resume)
 
 
@@ -311,9 +315,9 @@ def unheard(phase: Phase, *known: Trainer, load: float, lost: bool = True, **cha
     return replace(state, feed=feed, battery=replace(state.battery, load=load), **changes)
 
 
-@pytest.mark.parametrize(("told", "counts"), [(0.25, 1.0), (1.0, 1.0), (1.25, 1.25)])
-def test_training_that_may_have_come_back_unseen_counts_with_what_it_drew(told: float, counts: float) -> None:
-    assert load_after(unheard(ON_BATTERY, PAUSES, load=told)) == counts
+@pytest.mark.parametrize(("expected", "counts"), [(0.25, 1.0), (1.0, 1.0), (1.25, 1.25)])
+def test_training_that_may_have_come_back_unseen_counts_with_what_it_drew(expected: float, counts: float) -> None:
+    assert load_after(unheard(ON_BATTERY, PAUSES, load=expected)) == counts
 
 
 def test_a_load_that_is_heard_counts_as_told() -> None:

@@ -99,7 +99,7 @@ def test_a_stop_is_never_waited_for_longer_than_it_is_forced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "told_s", "wanted_s"),
+    ("measured", "reported_s", "wanted_s"),
     [
         ((), 42.0, 42.0),
         ((20.0,), 42.0, 42.0),
@@ -110,11 +110,11 @@ def test_a_stop_is_never_waited_for_longer_than_it_is_forced() -> None:
         ((20.0, 20.0), 24.0, 25.0),
     ],
 )
-def test_history_counts_once_there_is_one(measured: tuple[float, ...], told_s: float, wanted_s: float) -> None:
+def test_history_counts_once_there_is_one(measured: tuple[float, ...], reported_s: float, wanted_s: float) -> None:
     """Before three, the larger of both; after, the history, unless it is told that the job is another one."""
     found = learned("checkpoint", *measured, name="llm")
-    assert needs.checkpoint_s(found, "llm", told_s) == pytest.approx(wanted_s)
-    assert needs.checkpoint_s(found, "other", told_s) == told_s
+    assert needs.checkpoint_s(found, "llm", reported_s) == pytest.approx(wanted_s)
+    assert needs.checkpoint_s(found, "other", reported_s) == reported_s
 
 
 def test_the_newest_drop_of_a_trainer_counts() -> None:

@@ -30,7 +30,7 @@ from powerguard.core.model.state import (
     Trainer,
 )
 from powerguard.core.trainers import escalation, lifecycle
-from tests.core.play import Player, Told, play
+from tests.core.play import Player, StoryResult, play
 
 POLICY = Policy(boot_id="boot-one", ups="ups", rating_w=5000.0, shared=Shared(hosts=4))
 STATE = State(battery=Battery(load=0.8))
@@ -62,9 +62,9 @@ def test_the_best_source_that_counts_is_used() -> None:
     """The BMC, then the outlets, then the GPUs with the rest of the host, then the settings, then the load by hosts."""
     state = replace(STATE, learned=Learned(rest_w=400.0))
     policy = replace(POLICY, shared=Shared(hosts=4, own_w=1400.0))
-    told = _own(policy, state)
-    assert (told.source, told.load, told.measured) == (OwnSource.SETTINGS, 0.28, False)
-    assert told.watts == pytest.approx(1400.0)
+    result = _own(policy, state)
+    assert (result.source, result.load, result.measured) == (OwnSource.SETTINGS, 0.28, False)
+    assert result.watts == pytest.approx(1400.0)
     assert _own(POLICY, state).watts == pytest.approx(1000.0)
     assert _own(POLICY, state).source is OwnSource.HOSTS
     state = _heard(state, (1.0, 850.0), source="gpu")
@@ -73,8 +73,8 @@ def test_the_best_source_that_counts_is_used() -> None:
     assert (_own(policy, state, 1.0).source, _own(policy, state, 1.0).watts) == (OwnSource.PDU, 1290.0)
     assert own.rest_w(state, 1.0) == 440.0
     state = _heard(state, (1.0, 1320.0))
-    told = _own(policy, state, 1.0)
-    assert (told.source, told.watts, told.load, told.measured) == (OwnSource.BMC, 1320.0, 0.264, True)
+    result = _own(policy, state, 1.0)
+    assert (result.source, result.watts, result.load, result.measured) == (OwnSource.BMC, 1320.0, 0.264, True)
     assert own.rest_w(state, 1.0) == 470.0
 
 
@@ -96,8 +96,8 @@ def test_what_the_host_draws_besides_its_gpus(
     readings: dict[str, tuple[float, float]], now_s: float, watts: float | None
 ) -> None:
     heard = tuple(
-        OwnLoadReport(source=OwnSource(name), watts=told, at_s=at_s, since_s=at_s)
-        for name, (told, at_s) in readings.items()
+        OwnLoadReport(source=OwnSource(name), watts=each, at_s=at_s, since_s=at_s)
+        for name, (each, at_s) in readings.items()
     )
     assert own.rest_w(replace(STATE, own=heard), now_s) == watts
 
@@ -143,9 +143,9 @@ def test_by_what_other_hosts_on_the_ups_are_noticed(heard: dict[str, Any], why: 
 def test_where_nothing_is_known_no_drop_is_counted_on() -> None:
     """A host without a number in the settings or a rating promises the battery nothing."""
     policy = replace(POLICY, rating_w=None, shared=Shared(own_w=1500.0))
-    told = _own(policy, STATE)
-    assert (told.source, told.load) == (OwnSource.UNKNOWN, 0.0)
-    assert budget.paused_load(policy, PAUSING, 0.8, own=told) == 0.8
+    result = _own(policy, STATE)
+    assert (result.source, result.load) == (OwnSource.UNKNOWN, 0.0)
+    assert budget.paused_load(policy, PAUSING, 0.8, own=result) == 0.8
 
 
 def test_a_rating_can_come_from_the_ups() -> None:
@@ -174,9 +174,9 @@ def test_what_cannot_be_this_hosts_load_is_passed_over(
     readings: tuple[tuple[float, float], ...], now_s: float, why: str
 ) -> None:
     """Each doubt is said in words, and the next source counts."""
-    told = _own(POLICY, _heard(STATE, *readings), now_s)
-    assert [text for _, text in told.passed_over] == ([why] if why else [])
-    assert told.source is (OwnSource.HOSTS if why else OwnSource.BMC)
+    result = _own(POLICY, _heard(STATE, *readings), now_s)
+    assert [text for _, text in result.passed_over] == ([why] if why else [])
+    assert result.source is (OwnSource.HOSTS if why else OwnSource.BMC)
 
 
 def test_a_reading_above_the_load_of_the_ups_has_time_while_that_makes_a_step() -> None:
@@ -239,8 +239,8 @@ def test_an_older_reading_does_not_replace_a_newer_one() -> None:
 
 def test_only_this_hosts_part_of_the_load_falls() -> None:
     """Own 28 % of 80 %: 40 % of it go, and with ten hosts no pause brings the load to 60 %."""
-    told = _own(replace(POLICY, shared=Shared(own_w=1400.0)), STATE)
-    assert budget.paused_load(POLICY, PAUSING, 0.8, own=told) == pytest.approx(0.8 - 0.4 * 0.28)
+    result = _own(replace(POLICY, shared=Shared(own_w=1400.0)), STATE)
+    assert budget.paused_load(POLICY, PAUSING, 0.8, own=result) == pytest.approx(0.8 - 0.4 * 0.28)
     assert budget.paused_load(POLICY, PAUSING, 0.8) == pytest.approx(0.48)
 
 
@@ -248,9 +248,9 @@ def test_a_drop_in_watts_is_used_in_watts() -> None:
     """1000 W are 20 points of 5000 W, whatever the neighbours draw; never more than the part that this host has."""
     drop = Drop(before=0.3, after=0.1, at_s=0.0, watts=1000.0)
     learned = Learned(pauses=(("llm", drop),))
-    told = _own(replace(POLICY, shared=Shared(own_w=1500.0)), STATE)
-    assert budget.paused_load(POLICY, PAUSING, 0.8, learned, own=told) == pytest.approx(0.6)
-    small = replace(told, load=0.15)
+    result = _own(replace(POLICY, shared=Shared(own_w=1500.0)), STATE)
+    assert budget.paused_load(POLICY, PAUSING, 0.8, learned, own=result) == pytest.approx(0.6)
+    small = replace(result, load=0.15)
     assert budget.paused_load(POLICY, PAUSING, 0.8, learned, own=small) == pytest.approx(0.8 - 0.15 * 2 / 3)
 
 
@@ -265,26 +265,26 @@ def test_the_extra_reserve_of_a_tier() -> None:
     assert budget.shed_s(replace(POLICY, shed=Shed(tier=2, highest=2, extra_s=45.0))) == 45.0
 
 
-def _told(name: str) -> Told:
+def _played(name: str) -> StoryResult:
     return Player().play((SCENARIOS / f"{name}.txt").read_text(encoding="utf-8").partition("\n----\n")[0])
 
 
-def _phase_s(told: Told, new: str) -> float:
-    line = next(line for line in told.lines if "phase_changed" in line and f"-> {new} " in line)
+def _phase_s(result: StoryResult, new: str) -> float:
+    line = next(line for line in result.lines if "phase_changed" in line and f"-> {new} " in line)
     return float(line.split()[0])
 
 
 def test_a_lower_tier_makes_room_first() -> None:
     """Tier 1 pauses before tier 2 does and is off before it, by the same readings of the same UPS."""
-    low, high = _told("shed-tier-1"), _told("shed-tier-2")
+    low, high = _played("shed-tier-1"), _played("shed-tier-2")
     assert _phase_s(low, "emergency_checkpoint") < _phase_s(high, "emergency_checkpoint")
     assert _phase_s(low, "shutdown") + 110.0 < _phase_s(high, "shutdown")
 
 
 def test_a_neighbour_that_pauses_makes_us_hold_longer() -> None:
     """The same outage, and nothing but the neighbour's draw differs."""
-    assert _phase_s(_told("shared-neighbour-pauses"), "shutdown") > 2 * _phase_s(
-        _told("shared-neighbour-draws-on"), "shutdown"
+    assert _phase_s(_played("shared-neighbour-pauses"), "shutdown") > 2 * _phase_s(
+        _played("shared-neighbour-draws-on"), "shutdown"
     )
 
 
@@ -304,14 +304,14 @@ def test_a_neighbour_that_pauses_makes_us_hold_longer() -> None:
 )
 def test_training_that_obeyed_is_neither_stopped_nor_ended(name: str) -> None:
     """Whatever the neighbours draw and whatever measures us: before this host knew its own load, it was."""
-    told = _told(name)
-    assert told.ordered(StopTrainer) == []
-    assert told.ordered(TerminateTrainer) == []
+    result = _played(name)
+    assert result.ordered(StopTrainer) == []
+    assert result.ordered(TerminateTrainer) == []
 
 
 def test_the_same_outage_as_if_the_host_were_alone_stops_and_ends_it() -> None:
     """Shows that the test above can fail: without `shared` the neighbour's load is taken for ours."""
-    told = play(
+    result = play(
         "policy table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=5400 signals=1",
         "auto policy sync poweroff resume trainer_resume checkpoint=15 cap restore stop terminate continue",
         "0..5 utility load=72.2 charge=100 runtime=360",
@@ -319,19 +319,19 @@ def test_the_same_outage_as_if_the_host_were_alone_stops_and_ends_it() -> None:
         "98 trainer llm paused=true",
         "99..150 battery load=53.7 charge=79-0.15 runtime=450-1",
     )
-    assert told.ordered(StopTrainer)
-    assert told.ordered(TerminateTrainer)
+    assert result.ordered(StopTrainer)
+    assert result.ordered(TerminateTrainer)
 
 
 def test_a_hold_teaches_the_drop_in_watts() -> None:
     """Measured by the BMC before the pause and in the hold: 1000 W, of this host alone."""
-    told = _told("shared-neighbour-pauses")
-    ((_, drop),) = told.state.learned.pauses
+    result = _played("shared-neighbour-pauses")
+    ((_, drop),) = result.state.learned.pauses
     assert drop.watts == pytest.approx(1000.0, abs=15.0)
     assert drop.before == pytest.approx(1512.0 / 5400.0)
 
 
-def _drill(*own_loads: str, scope: str = "pause") -> Told:
+def _drill(*own_loads: str, scope: str = "pause") -> StoryResult:
     before, after = own_loads
     return play(
         "policy table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=5400 shared=hosts:2",
@@ -356,26 +356,26 @@ def test_a_drill_learns_watts(loads: tuple[str, str], watts: float, of: str, bef
 
     It fell from what this host drew: its half of the UPS's load where nothing measures it.
     """
-    told = _drill(*loads)
-    ((_, drop),) = told.state.learned.pauses
+    result = _drill(*loads)
+    ((_, drop),) = result.state.learned.pauses
     assert drop.watts == pytest.approx(watts, abs=15.0)
     assert drop.before == pytest.approx(before, abs=0.001)
     assert drop.before - drop.after == pytest.approx(watts / 5400.0, abs=0.003)
-    report = told.state.learned.drill
+    report = result.state.learned.drill
     assert report is not None
     assert dict(report.figures)["load_of"] == of
 
 
 def test_a_drill_learns_what_the_host_draws_besides_its_gpus() -> None:
-    told = _drill("| own bmc 1500~6 | own gpu 1100~6", "| own bmc 500~6 | own gpu 100~6")
-    assert told.state.learned.rest_w == 400.0
+    result = _drill("| own bmc 1500~6 | own gpu 1100~6", "| own bmc 500~6 | own gpu 100~6")
+    assert result.state.learned.rest_w == 400.0
 
 
 def test_a_drill_on_a_shared_ups_records_the_power_off_by_the_load_of_the_whole_ups() -> None:
     """The battery carries all hosts of the UPS, also where a BMC measures this one: both drills report alike."""
     for loads in (("| own bmc 1500~6", "| own bmc 500~6"), ("", "")):
-        told = _drill(*loads, scope="full")
-        report = told.state.learned.drill
+        outcome = _drill(*loads, scope="full")
+        report = outcome.state.learned.drill
         assert report is not None
         figures = dict(report.figures)
         assert (report.result, figures["power_off_grade"], figures["stop_s"]) == ("passed", "full", 170.0)
@@ -384,7 +384,7 @@ def test_a_drill_on_a_shared_ups_records_the_power_off_by_the_load_of_the_whole_
 
 def test_an_outage_in_a_drill_on_a_shared_ups_begins_with_the_load_of_the_whole_ups() -> None:
     """The drill has paused this host: 72.2 % of the UPS before, 53.7 % now."""
-    told = play(
+    result = play(
         "policy table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=5400 shared=hosts:2",
         "auto policy sync poweroff pause=0.1 checkpoint=15",
         "0..20 utility load=72.2 charge=100 runtime=360 | own bmc 1500~6",
@@ -395,8 +395,8 @@ def test_an_outage_in_a_drill_on_a_shared_ups_begins_with_the_load_of_the_whole_
         "36..40 utility load=53.7 charge=100 runtime=500 | own bmc 500~6",
         "41..43 battery load=53.7 charge=99 runtime=500 | own bmc 500~6",
     )
-    assert not isinstance(told.state.phase, Online)
-    assert told.state.phase.outage.load_at_start == pytest.approx(0.722, abs=0.005)
+    assert not isinstance(result.state.phase, Online)
+    assert result.state.phase.outage.load_at_start == pytest.approx(0.722, abs=0.005)
 
 
 def test_a_gpu_cap_pays_less_where_others_draw_on() -> None:
@@ -463,8 +463,8 @@ def test_a_pause_that_was_never_seen_is_presumed_from_the_gpus() -> None:
         part = _gpu_share(TRAINING, (1.0, gpus_w, "gpu"), policy=replace(ALONE, rating_w=host_w / 0.8))
         learned = Learned(gpu_share=part)
         assert budget.paused_load(ALONE, PAUSING, 0.8, learned) == pytest.approx(0.8 * share, abs=0.001)
-        told = replace(ALONE, paused_load_share=0.5, paused_is_set=True)
-        assert budget.paused_load(told, PAUSING, 0.8, learned) == pytest.approx(0.4)
+        result = replace(ALONE, paused_load_share=0.5, paused_is_set=True)
+        assert budget.paused_load(result, PAUSING, 0.8, learned) == pytest.approx(0.4)
         seen = replace(learned, pauses=(("llm", Drop(before=0.8, after=0.3, at_s=0.0)),))
         assert budget.paused_load(ALONE, PAUSING, 0.8, seen) == pytest.approx(0.3), "what was seen counts"
     assert budget.paused_load(ALONE, PAUSING, 0.8, Learned()) == pytest.approx(0.48)

@@ -199,7 +199,7 @@ def test_an_error_without_a_place_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plain", "cls", "told"),
+    ("plain", "cls", "message"),
     [
         ({"kind": "Trainer"}, Trainer, "Trainer.name: missing, and it has no default"),
         ({"kind": "Trainer", "name": 5}, Trainer, "Trainer.name: expected a string, found int 5"),
@@ -249,11 +249,11 @@ def test_an_error_without_a_place_has_none() -> None:
         ("gas", Supply | None, "value: expected one of unknown, utility, battery, found str 'gas'"),
     ],
 )
-def test_damage_is_told_with_its_place(plain: object, cls: object, told: str) -> None:
+def test_damage_is_told_with_its_place(plain: object, cls: object, message: str) -> None:
     """A journal that was edited or torn says where, what was found and what would be right."""
     with pytest.raises(PlainError) as caught:
         from_plain(plain, cls)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @dataclasses.dataclass(frozen=True)

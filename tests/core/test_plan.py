@@ -38,8 +38,8 @@ OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
 NOW_S = 100.0
 
 
-def reading(at_s: float = NOW_S, source: str = "battery", **told: object) -> Reading:
-    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **told)  # type: ignore[arg-type]
+def reading(at_s: float = NOW_S, source: str = "battery", **answer: object) -> Reading:
+    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **answer)  # type: ignore[arg-type]
 
 
 def state(
@@ -267,8 +267,8 @@ def test_commit_before_a_cut(cut_in_s: float, because: str, *, hold: bool) -> No
     phase = HOLD if hold else EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="power_off_at")
     at = state(0.75, phase, cut_at_s=NOW_S + cut_in_s)
     for supply in (Supply.BATTERY, Supply.UTILITY):
-        told = commit(replace(at, feed=replace(at.feed, supply=supply)))
-        assert told == ("budget" if supply is Supply.BATTERY and not because and cut_in_s < 200.0 else because)
+        result = commit(replace(at, feed=replace(at.feed, supply=supply)))
+        assert result == ("budget" if supply is Supply.BATTERY and not because and cut_in_s < 200.0 else because)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_a_cut_and_blindness_have_other_witnesses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("battery", "told", "due_at_s", "may"),
+    ("battery", "expected", "due_at_s", "may"),
     [
         ({}, {}, 99.0, False),
         ({"charged": seconds(339.0)}, {}, 99.0, True),  # twice the 170 s of the stop must clearly be left
@@ -376,10 +376,10 @@ def test_a_cut_and_blindness_have_other_witnesses() -> None:
     ],
 )
 def test_a_runtime_that_fell_alone_has_five_seconds_to_take_it_back(
-    battery: dict[str, Any], told: dict[str, Any], due_at_s: float, *, may: bool
+    battery: dict[str, Any], expected: dict[str, Any], due_at_s: float, *, may: bool
 ) -> None:
     """The charge and our own account both say that the stop clearly fits; only the reported runtime says otherwise."""
-    at = state(0.2, HOLD, now=reading(**{"runtime_s": 100.0, "charge_pct": 60.0, **told}))
+    at = state(0.2, HOLD, now=reading(**{"runtime_s": 100.0, "charge_pct": 60.0, **expected}))
     at = replace(at, battery=replace(at.battery, **{"charged": seconds(341.0), "fell_at_s": 95.1, **battery}))
     assert latch(at, due_at_s) is may
 
@@ -437,8 +437,8 @@ def test_the_gate_of_the_blind(charge_pct: float | None, because: str) -> None:
 
 
 def forecast(at: State, policy: object = POLICY) -> list[tuple[str, float | None, str]]:
-    told = conditions.forecast(policy, at, conditions.outage_budget(policy, at, NOW_S))  # type: ignore[arg-type]
-    return [(f.action, None if f.at_s is None else round(f.at_s, 3), f.because) for f in told]
+    result = conditions.forecast(policy, at, conditions.outage_budget(policy, at, NOW_S))  # type: ignore[arg-type]
+    return [(f.action, None if f.at_s is None else round(f.at_s, 3), f.because) for f in result]
 
 
 def test_forecast_by_hand() -> None:
@@ -508,9 +508,9 @@ def test_a_checkpoint_on_its_way_makes_no_forecast_late(reff_s: float, *, waits:
     at = state(seconds(reff_s), EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="budget"))
     at = replace(at, trainers=(FLYING,))
     durable = replace(at, trainers=(replace(FLYING, checkpoint=Durable()),))
-    told_s = forecast(at)[-1][1]
-    assert told_s == forecast(durable)[-1][1] == pytest.approx(NOW_S + max(0.0, reff_s - 170.0))
-    is_due = told_s == NOW_S
+    reported_s = forecast(at)[-1][1]
+    assert reported_s == forecast(durable)[-1][1] == pytest.approx(NOW_S + max(0.0, reff_s - 170.0))
+    is_due = reported_s == NOW_S
     assert (commit(durable) == "budget") == is_due
     assert (commit(at) == "") == (waits or not is_due)
 
@@ -526,16 +526,16 @@ def test_the_forecast_of_a_small_battery_is_what_the_rule_says_then() -> None:
 
 
 def test_forecast_of_the_blind() -> None:
-    told = [("emergency_checkpoint", 48.0, "blind"), ("shutdown", 160.0, "blind: blind_s")]
-    assert forecast(state(None), BLIND) == told
-    assert forecast(state(None, HOLD), BLIND) == told[1:]
+    found = [("emergency_checkpoint", 48.0, "blind"), ("shutdown", 160.0, "blind: blind_s")]
+    assert forecast(state(None), BLIND) == found
+    assert forecast(state(None, HOLD), BLIND) == found[1:]
     on_utility = state(None, Online())
     on_utility = replace(on_utility, feed=replace(on_utility.feed, supply=Supply.UTILITY))
-    assert forecast(on_utility, BLIND) == [(action, at_s + 60.0, why) for action, at_s, why in told]
+    assert forecast(on_utility, BLIND) == [(action, at_s + 60.0, why) for action, at_s, why in found]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({}, True),
         ({"conduct": Conduct.EXIT}, True),
@@ -543,9 +543,9 @@ def test_forecast_of_the_blind() -> None:
         ({"conduct": Conduct.CONTINUE}, False),
     ],
 )
-def test_pauses(changes: dict[str, object], *, told: bool) -> None:
+def test_pauses(changes: dict[str, object], *, expected: bool) -> None:
     trainer = replace(Trainer(name="a", conduct=Conduct.PAUSE), **changes)  # type: ignore[arg-type]
-    assert conditions.pauses(State(trainers=(trainer,))) is told
+    assert conditions.pauses(State(trainers=(trainer,))) is expected
     assert not conditions.pauses(State())
 
 

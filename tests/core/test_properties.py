@@ -125,7 +125,7 @@ class Outages(RuleBasedStateMachine):
         seconds=st.sampled_from([0.3, 1.0, 1.0, 1.0, 2.0, 7.0, 30.0, 300.0]),
         load=st.sampled_from([None, 0.0, 45.0, 75.0, 100.0]),
         runtime=st.sampled_from([None, 0.0, 5.0, 100.0, 360.0, 5000.0]),
-        charge=st.sampled_from(["told", "none", "stuck"]),
+        charge=st.sampled_from(["reported", "none", "stuck"]),
         extra=st.sampled_from(["", "", "", "low", "witness", "off_in", "fsd", "test", "calibration", "replace"]),
         output=st.sampled_from(["true", "true", "true", "unknown", "off", "bypass"]),
         of=st.sampled_from([0, -1]),
@@ -138,7 +138,7 @@ class Outages(RuleBasedStateMachine):
         source = OutputSource.BATTERY if ups in self.dark else OutputSource.UTILITY
         if output != "true":
             source = OutputSource(output)
-        told = {"told": self.charge, "none": None, "stuck": 100.0}[charge]
+        given = {"reported": self.charge, "none": None, "stuck": 100.0}[charge]
         fields: dict[str, Any] = {}
         match extra:
             case "low":
@@ -163,7 +163,7 @@ class Outages(RuleBasedStateMachine):
                 ups=ups,
                 source="snmp",
                 output_source=source,
-                charge_pct=told,
+                charge_pct=given,
                 load_pct=load,
                 runtime_s=runtime,
                 **fields,

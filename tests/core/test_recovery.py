@@ -132,7 +132,7 @@ CALM = "0..5 utility load=75 charge=100 runtime=360"
 @pytest.mark.parametrize("before", ["dry-run", "rehearse"])
 def test_a_checkpoint_that_was_only_recorded_is_none_when_the_mode_becomes_armed(before: str) -> None:
     """Else the host would be powered off without one: in dry-run no trainer was asked."""
-    told = play(
+    result = play(
         f"{SITE} mode={before}",
         "auto policy sync poweroff checkpoint=10",
         CALM,
@@ -141,17 +141,17 @@ def test_a_checkpoint_that_was_only_recorded_is_none_when_the_mode_becomes_armed
         "104 restart",
         "105..200 battery load=75 charge=73-0.27 runtime=260-1",
     )
-    assert told.phase == "shutdown"
-    assert len(told.ordered(TriggerCheckpoint)) == 2
-    assert len(told.ordered(ResumeTrainer)) == 1, "one that a rehearsal has paused stands in no other way"
-    assert isinstance(told.state.phase, Shutdown)
-    assert told.state.phase.outage.mode is Mode.ARMED
+    assert result.phase == "shutdown"
+    assert len(result.ordered(TriggerCheckpoint)) == 2
+    assert len(result.ordered(ResumeTrainer)) == 1, "one that a rehearsal has paused stands in no other way"
+    assert isinstance(result.state.phase, Shutdown)
+    assert result.state.phase.outage.mode is Mode.ARMED
 
 
 @pytest.mark.parametrize("before", ["dry-run", "rehearse"])
 def test_a_power_off_that_was_only_recorded_is_no_latch_when_the_mode_becomes_armed(before: str) -> None:
     """The host would be powered off by force at once, seconds after utility has come back."""
-    told = play(
+    result = play(
         f"{SITE} mode={before}",
         "auto policy sync poweroff checkpoint=10 trainer_resume",
         CALM,
@@ -161,8 +161,8 @@ def test_a_power_off_that_was_only_recorded_is_no_latch_when_the_mode_becomes_ar
         "204 restart",
         "205..230 utility load=75 charge=45 runtime=100",
     )
-    (recorded,) = told.ordered(PowerOff)
-    assert (recorded.by_s < 201.0, told.phase) == (True, "online")
+    (recorded,) = result.ordered(PowerOff)
+    assert (recorded.by_s < 201.0, result.phase) == (True, "online")
 
 
 def test_a_return_in_dry_run_goes_back_to_before_its_start_of_training_when_the_mode_becomes_armed() -> None:
@@ -203,7 +203,7 @@ def test_a_mark_on_the_node_that_was_only_recorded_is_set_when_the_mode_becomes_
 @pytest.mark.parametrize(("answered", "rebooted"), [("leave", False), ("", True)])
 def test_a_boot_that_the_scheduler_did_not_expect_is_known_at_the_return(answered: str, *, rebooted: bool) -> None:
     """The network had no power: the order at the commit got no answer, so the scheduler sees an unexpected boot."""
-    told = play(
+    result = play(
         f"{SITE} scheduler=1",
         f"auto policy sync poweroff checkpoint=10 trainer_resume resume host {answered}",
         "detail leave did=down",
@@ -212,13 +212,13 @@ def test_a_boot_that_the_scheduler_did_not_expect_is_known_at_the_return(answere
         "900 reboot gap=100",
         "901..915 utility load=20 charge=99 runtime=900",
     )
-    assert [each.rebooted for each in told.ordered(ReturnNode)] == [rebooted]
+    assert [each.rebooted for each in result.ordered(ReturnNode)] == [rebooted]
 
 
 @pytest.mark.parametrize("site", [SITE, f"{SITE} scheduler=1 mode=dry-run"])
 def test_a_mark_that_may_be_there_is_forgotten_with_the_scheduler(site: str) -> None:
     """One that is not installed after all would be an alarm at every boot."""
-    told = play(
+    result = play(
         f"{SITE} scheduler=1",
         "auto policy resume",
         "0..61 utility load=75 charge=100 runtime=360",
@@ -227,16 +227,16 @@ def test_a_mark_that_may_be_there_is_forgotten_with_the_scheduler(site: str) -> 
         "63 restart",
         "64..140 utility load=75 charge=100 runtime=360",
     )
-    assert len(told.ordered(ReturnNode)) == 1
-    assert [note.event for note in told.notes] == ["scheduler_failed_raised", "scheduler_failed_cleared"]
-    assert told.state.owed == ()
+    assert len(result.ordered(ReturnNode)) == 1
+    assert [note.event for note in result.notes] == ["scheduler_failed_raised", "scheduler_failed_cleared"]
+    assert result.state.owed == ()
 
 
 CAPS = "cap_share=0.6"
 
 
 def test_a_gpu_cap_that_was_only_recorded_is_ordered_when_the_mode_becomes_armed() -> None:
-    told = play(
+    result = play(
         f"{SITE} mode=dry-run {CAPS}",
         "auto policy sync poweroff checkpoint=10 cap restore",
         "1 learned cap=75:50:0.8",
@@ -246,14 +246,14 @@ def test_a_gpu_cap_that_was_only_recorded_is_ordered_when_the_mode_becomes_armed
         "31 restart",
         "32..40 battery load=75 charge=93-0.27 runtime=335-1",
     )
-    assert [cap.by_s > 31.0 for cap in told.ordered(CapPower)] == [False, True]
-    assert told.state.cap is not None
+    assert [cap.by_s > 31.0 for cap in result.ordered(CapPower)] == [False, True]
+    assert result.state.cap is not None
 
 
 @pytest.mark.parametrize(("before", "drains"), [("dry-run", 2), ("rehearse", 1)])
 def test_what_the_scheduler_did_not_hear_it_hears_when_the_mode_becomes_armed(before: str, drains: int) -> None:
     """In rehearse the node is drained, but its jobs are not requeued."""
-    told = play(
+    result = play(
         f"{SITE} scheduler=1 mode={before}",
         "auto policy sync poweroff checkpoint=10 trainer_resume drain signal"
         + (" leave" if before == "rehearse" else ""),
@@ -263,14 +263,14 @@ def test_what_the_scheduler_did_not_hear_it_hears_when_the_mode_becomes_armed(be
         "201 restart",
         "202..330 battery load=75 charge=42-0.3 runtime=140-1.1",
     )
-    assert told.phase == "shutdown"
-    assert len(told.ordered(DrainNode)) == drains
-    assert [each.by_s > 201.0 for each in told.ordered(LeaveNode)][-1]
+    assert result.phase == "shutdown"
+    assert len(result.ordered(DrainNode)) == drains
+    assert [each.by_s > 201.0 for each in result.ordered(LeaveNode)][-1]
 
 
 def test_a_checkpoint_that_dry_run_recorded_is_none_although_the_outage_began_armed() -> None:
     """armed, dry-run, armed: the host would be powered off without the checkpoint of the time between."""
-    told = play(
+    result = play(
         SITE,
         "auto policy sync poweroff checkpoint=10",
         CALM,
@@ -282,12 +282,12 @@ def test_a_checkpoint_that_dry_run_recorded_is_none_although_the_outage_began_ar
         "104 restart",
         "105..200 battery load=75 charge=73-0.27 runtime=260-1",
     )
-    assert told.phase == "shutdown"
-    assert len(told.ordered(TriggerCheckpoint)) == 2
+    assert result.phase == "shutdown"
+    assert len(result.ordered(TriggerCheckpoint)) == 2
 
 
 def test_training_that_was_not_started_in_dry_run_is_started_when_the_mode_becomes_armed() -> None:
-    told = play(
+    result = play(
         f"{SITE} mode=dry-run",
         "auto policy resume",
         CALM,
@@ -298,7 +298,7 @@ def test_training_that_was_not_started_in_dry_run_is_started_when_the_mode_becom
         "51 restart",
         "52..59 utility load=20 charge=95 runtime=900",
     )
-    assert len(told.ordered(ResumeTraining)) == 2
+    assert len(result.ordered(ResumeTraining)) == 2
 
 
 BATTERY = OutputSource.BATTERY
@@ -399,9 +399,9 @@ def test_what_cannot_be_true_is_told_and_the_outage_goes_on() -> None:
     wrong = replace(SAVED, battery=replace(SAVED.battery, used=7.0, load=-1.0))
     answer = restore(POLICY, stored(None, flying, state=wrong), 2002.5)
     assert (answer.state.battery.used, answer.actions) == (None, (flying,))
-    told = answer.notes[0]
-    assert (told.event, told.level) == ("history_dropped", Level.ERROR)
-    assert told.because.endswith(": battery.used, battery.load")
+    result = answer.notes[0]
+    assert (result.event, result.level) == ("history_dropped", Level.ERROR)
+    assert result.because.endswith(": battery.used, battery.load")
 
 
 def test_one_unconfirmed_reading_of_any_feed_is_forgotten() -> None:

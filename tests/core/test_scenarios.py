@@ -61,14 +61,14 @@ def _holds(because: str, numbers: dict[str, Any]) -> bool:
 def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
     """The answers are those of the file, and the logged numbers those of the decision: explain and report show them."""
     story, _, expected = path.read_text(encoding="utf-8").partition(f"\n{RULE}\n")
-    told = Player().play(story)
-    answers = "\n".join([*told.lines, f"= {told.phase}"])
+    result = Player().play(story)
+    answers = "\n".join([*result.lines, f"= {result.phase}"])
     if request.config.getoption("--rewrite-scenarios"):
         path.write_text(f"{story}\n{RULE}\n{answers}\n", encoding="utf-8")
         return
     assert answers == expected.strip()
     flagged, grade = False, None
-    for note in told.notes:
+    for note in result.notes:
         flagged = flagged or note.event == "battery_low"
         if note.event == "outage_began":
             grade = dict(note.numbers)["grade"]

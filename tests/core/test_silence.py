@@ -90,15 +90,15 @@ def test_a_presumed_feed_stays_presumed_until_it_answers() -> None:
 
 def test_a_restart_of_the_daemon_goes_on_presuming() -> None:
     """What went, and what was made of it, is in the journal."""
-    told = play(*CALM, "6 network link eth0 gone", "9 lost no answer", "10..15 tick", "20 restart", "21..30 tick")
-    assert told.phase == "on_battery"
-    assert told.state.gone
-    assert told.state.feed.proven_by == silence.NETWORK
+    result = play(*CALM, "6 network link eth0 gone", "9 lost no answer", "10..15 tick", "20 restart", "21..30 tick")
+    assert result.phase == "on_battery"
+    assert result.state.gone
+    assert result.state.feed.proven_by == silence.NETWORK
 
 
 def test_another_source_that_answers_keeps_the_ups_from_being_presumed() -> None:
     """apcupsd by USB goes on telling while the network is gone: nothing is presumed."""
-    told = play(
+    result = play(
         "policy table=50:540,100:240 sources=2",
         "0..5 utility source=snmp load=75 | utility source=usb load=75",
         "6 network link eth0 gone",
@@ -106,16 +106,16 @@ def test_another_source_that_answers_keeps_the_ups_from_being_presumed() -> None
         "9 lost source=snmp no answer",
         "10..60 utility source=usb load=75",
     )
-    assert told.phase == "online"
-    assert not [note for note in told.notes if note.event == "battery_presumed"]
+    assert result.phase == "online"
+    assert not [note for note in result.notes if note.event == "battery_presumed"]
 
 
 def test_battery_once_the_ups_answers_needs_no_second_witness() -> None:
     """It was presumed already: the card's own word makes it certain at once."""
-    told = play(*CALM, "6 network link eth0 gone", "9 lost no answer", "10..12 tick", "13 battery load=75 charge=98")
-    assert told.phase == "on_battery"
-    assert told.state.feed.supply is Supply.BATTERY
-    assert told.state.feed.lost_since_s is None
+    result = play(*CALM, "6 network link eth0 gone", "9 lost no answer", "10..12 tick", "13 battery load=75 charge=98")
+    assert result.phase == "on_battery"
+    assert result.state.feed.supply is Supply.BATTERY
+    assert result.state.feed.lost_since_s is None
 
 
 def test_the_battery_is_counted_from_the_last_reading_on() -> None:
@@ -131,14 +131,14 @@ def test_the_battery_is_counted_from_the_last_reading_on() -> None:
 
 def test_what_is_presumed_is_told_with_how_long_the_ups_has_been_silent() -> None:
     """Found out late that the gateway went: what was drawn until then counts, and is said."""
-    told = play(*CALM, "9.25 lost no answer", "55 network gateway 10.0.0.1 gone heard=2")
-    (note,) = [note for note in told.notes if note.event == "battery_presumed"]
+    result = play(*CALM, "9.25 lost no answer", "55 network gateway 10.0.0.1 gone heard=2")
+    (note,) = [note for note in result.notes if note.event == "battery_presumed"]
     assert dict(note.numbers) == {"silent_s": 45.75}
 
 
 def test_each_part_of_the_network_is_named_when_it_goes_and_when_it_is_back() -> None:
-    told = play(*CALM, "6 network link eth0 gone", "7 network link eth0 back")
-    notes = [(note.event, note.because, dict(note.numbers)) for note in told.notes if "network" in note.event]
+    result = play(*CALM, "6 network link eth0 gone", "7 network link eth0 back")
+    notes = [(note.event, note.because, dict(note.numbers)) for note in result.notes if "network" in note.event]
     assert notes == [
         ("network_lost", "link eth0 went down, and no program on this host took it down", {"part": "link eth0"}),
         ("network_back", "link eth0 is back", {"part": "link eth0"}),

@@ -95,20 +95,20 @@ def test_the_example_by_hand() -> None:
     190 / 0.75 / 595.10 / 0.8 = 53.21 %, after (0.75 - 0.5321) x 360 = 78.44 s; the commit at
     170 / 595.10 + 0.1 = 38.57 %, (0.5321 - 0.3857) x 595.10 = 87.16 s later.
     """
-    told = size(site())
-    assert told.verdict is Verdict.FULL
-    assert told.fixes == ()
-    assert (told.site, told.budget.grade) == (site(), Grade.FULL)
-    full, short, bare = told.grades
+    answer = size(site())
+    assert answer.verdict is Verdict.FULL
+    assert answer.fixes == ()
+    assert (answer.site, answer.budget.grade) == (site(), Grade.FULL)
+    full, short, bare = answer.grades
     assert (full.stop_s, short.stop_s, bare.stop_s) == (170.0, 65.0, 10.0)
     assert (full.need_s, short.need_s, bare.need_s) == (190.0, 85.0, 30.0)
     assert full.spare_s == pytest.approx(77.80, abs=0.01)
-    assert told.course is not None
-    assert told.course.training_s == pytest.approx(78.44, abs=0.01)
-    assert told.course.durable_s == pytest.approx(98.44, abs=0.01)
-    assert told.course.commit_s == pytest.approx(165.59, abs=0.01)
+    assert answer.course is not None
+    assert answer.course.training_s == pytest.approx(78.44, abs=0.01)
+    assert answer.course.durable_s == pytest.approx(98.44, abs=0.01)
+    assert answer.course.commit_s == pytest.approx(165.59, abs=0.01)
     # The rest after the stop and its reserve is what was never counted with: a tenth, 59.51 s of it when paused.
-    assert [(stage.name, round(stage.begins_s, 1), round(stage.lasts_s, 1)) for stage in told.course.stages] == [
+    assert [(stage.name, round(stage.begins_s, 1), round(stage.lasts_s, 1)) for stage in answer.course.stages] == [
         ("training", 0.0, 78.4),
         ("checkpoint", 78.4, 20.0),
         ("holding", 98.4, 67.2),
@@ -116,10 +116,10 @@ def test_the_example_by_hand() -> None:
         ("reserve", 275.6, 60.0),
         ("margin", 335.6, 59.5),
     ]
-    assert [round(stage.load, 2) for stage in told.course.stages] == [0.75] + 5 * [0.45]
-    lefts = [round(stage.left, 4) for stage in told.course.stages]
+    assert [round(stage.load, 2) for stage in answer.course.stages] == [0.75] + 5 * [0.45]
+    lefts = [round(stage.left, 4) for stage in answer.course.stages]
     assert lefts == [0.75, 0.5321, 0.4985, 0.3857, 0.2008, 0.1]
-    assert [round(stage.left_after, 4) for stage in told.course.stages] == [*lefts[1:], 0.0]
+    assert [round(stage.left_after, 4) for stage in answer.course.stages] == [*lefts[1:], 0.0]
 
 
 def test_a_checkpoint_that_the_commit_overtakes_leaves_nothing_to_hold() -> None:
@@ -157,10 +157,10 @@ def test_seconds_are_told_to_the_second() -> None:
 
 def test_short_by_seven_seconds_and_a_half() -> None:
     """Full load, 40 s: 0.75 x 0.6 x 450 = 202.5 s for 210 s. Every fix is the hand-computed one, on the safe side."""
-    told = size(site(load=1.0, checkpoint_s=40.0))
-    assert told.verdict is Verdict.SHORT
-    assert told.grades[0].spare_s == pytest.approx(-7.5)
-    fixes = {fix.lever: fix.value for fix in told.fixes}
+    answer = size(site(load=1.0, checkpoint_s=40.0))
+    assert answer.verdict is Verdict.SHORT
+    assert answer.grades[0].spare_s == pytest.approx(-7.5)
+    fixes = {fix.lever: fix.value for fix in answer.fixes}
     # 210 / 0.45 = 466.67 s are needed at the paused load, which the table has at 0.6 x 450 / 466.67 = 0.5786.
     assert fixes == {
         Lever.CHECKPOINT: 32.5,
@@ -175,9 +175,9 @@ def test_short_by_seven_seconds_and_a_half() -> None:
 
 def test_a_battery_more_than_twice_as_large() -> None:
     """300 s at full load: 470 s are needed, 202.5 s allowed, so 2.321 times the battery."""
-    told = size(site(load=1.0, checkpoint_s=300.0))
-    assert told.verdict is Verdict.NONE
-    assert {fix.lever: fix.value for fix in told.fixes} == {
+    answer = size(site(load=1.0, checkpoint_s=300.0))
+    assert answer.verdict is Verdict.NONE
+    assert {fix.lever: fix.value for fix in answer.fixes} == {
         Lever.CHECKPOINT: 32.5,
         # 470 / 0.45 = 1044.4 s, at 540 x 0.54 / 1044.4 - 0.04 = 0.2392 of the rating.
         Lever.LOAD: 0.398,
@@ -188,17 +188,17 @@ def test_a_battery_more_than_twice_as_large() -> None:
 
 def test_an_overloaded_ups_is_no_question_of_seconds() -> None:
     """10.2 kW on 6 kW: whatever the battery, only a smaller load helps."""
-    told = size(site(load=1.7, paused=0.1, checkpoint_s=1.0))
-    assert told.verdict is Verdict.OVERLOAD
-    assert [fix.lever for fix in told.fixes] == [Lever.LOAD]
-    assert told.fixes[0].value <= 1.0
+    answer = size(site(load=1.7, paused=0.1, checkpoint_s=1.0))
+    assert answer.verdict is Verdict.OVERLOAD
+    assert [fix.lever for fix in answer.fixes] == [Lever.LOAD]
+    assert answer.fixes[0].value <= 1.0
 
 
 def test_nobody_knows_the_battery() -> None:
     """No table: no verdict in its favour, no course, no fix."""
-    told = size(site(runtime_table=()))
-    assert (told.verdict, told.course, told.fixes) == (Verdict.NONE, None, ())
-    assert [grade.spare_s for grade in told.grades] == [-190.0, -85.0, -30.0]
+    answer = size(site(runtime_table=()))
+    assert (answer.verdict, answer.course, answer.fixes) == (Verdict.NONE, None, ())
+    assert [grade.spare_s for grade in answer.grades] == [-190.0, -85.0, -30.0]
 
 
 # --- What it says is what the rules do --------------------------------------------------------------------------------
@@ -208,16 +208,16 @@ def test_nobody_knows_the_battery() -> None:
 @given(sites())
 def test_the_verdict_is_the_grade_that_an_outage_begins_with(given_site: Site) -> None:
     """One judgement, whoever asks: the verdict, the spare seconds, and the grade of `budget` for the same state."""
-    told = size(given_site)
+    answer = size(given_site)
     state = state_at(given_site, 0.0)
     now = conditions.outage_budget(policy_of(given_site), state, 0.0)
-    best = next((each.grade for each in told.grades if each.fits), None)
+    best = next((each.grade for each in answer.grades if each.fits), None)
     assert now.grade is (best or Grade.BARE)
     assert now.fits is (best is not None)
-    assert told.verdict.value == ("none" if best is None else best.value)
-    for each in told.grades:
+    assert answer.verdict.value == ("none" if best is None else best.value)
+    for each in answer.grades:
         assert each.fits is (each.spare_s >= 0.0) or abs(each.spare_s) < 1e-6
-    assert works(given_site) is (told.verdict is Verdict.FULL)
+    assert works(given_site) is (answer.verdict is Verdict.FULL)
 
 
 def _first(rule: Callable[[float], bool], begin_s: float, end_s: float) -> tuple[float, float]:
@@ -364,9 +364,9 @@ def test_every_fix_is_enough_and_none_is_much_too_large(given_site: Site) -> Non
     """What is told really makes a full stop fit, and a little less of it does not."""
     grain = {Lever.CHECKPOINT: 0.2, Lever.LOAD: 0.002, Lever.PAUSED_LOAD: 0.002, Lever.BATTERY: 0.02}
     grain |= {Lever.HEALTH: 0.02, Lever.RESERVE: 2.0, Lever.STOP: 2.0}
-    told = size(given_site)
-    assert (told.fixes == ()) or told.verdict is not Verdict.FULL
-    for fix in told.fixes:
+    answer = size(given_site)
+    assert (answer.fixes == ()) or answer.verdict is not Verdict.FULL
+    for fix in answer.fixes:
         assert works(changed(given_site, fix.lever, fix.value))
         back = fix.value + math.copysign(grain[fix.lever], fix.now - fix.value)
         if abs(fix.now - fix.value) > grain[fix.lever]:
@@ -379,8 +379,8 @@ def test_every_fix_is_enough_and_none_is_much_too_large(given_site: Site) -> Non
 @given(sites(), st.sampled_from(tuple(Lever)))
 def test_a_lever_that_is_not_told_does_not_help(given_site: Site, lever: Lever) -> None:
     """As far as a lever may go, it is not enough: what is missing from the list is missing for a reason."""
-    told = size(given_site)
-    if told.verdict is Verdict.FULL or lever in {fix.lever for fix in told.fixes}:
+    answer = size(given_site)
+    if answer.verdict is Verdict.FULL or lever in {fix.lever for fix in answer.fixes}:
         return
     limits = {Lever.CHECKPOINT: 1.0, Lever.LOAD: 0.05, Lever.PAUSED_LOAD: 0.05, Lever.BATTERY: MOST_BATTERY}
     limits |= {Lever.HEALTH: 1.0, Lever.RESERVE: LEAST_RESERVE_S, Lever.STOP: 5.0}
@@ -412,11 +412,11 @@ def test_the_machine_does_what_was_told(load: int, checkpoint_s: int) -> None:
     player.line(f"1..3 utility load={load} charge=100")
     began: dict[str, float] = {}
     for second in range(4, 900):
-        paused = player.told is not None and player.told.phase in {"emergency_checkpoint", "holding"}
+        paused = player.result is not None and player.result.phase in {"emergency_checkpoint", "holding"}
         player.line(f"{second} battery load={0.6 * load if paused else load}")
-        assert player.told is not None
-        began.setdefault(player.told.phase, second - 4.0)
-        if player.told.phase == "shutdown":
+        assert player.result is not None
+        began.setdefault(player.result.phase, second - 4.0)
+        if player.result.phase == "shutdown":
             break
     assert began["emergency_checkpoint"] == pytest.approx(course.training_s, abs=3.0)
     assert began["shutdown"] == pytest.approx(course.commit_s, abs=3.5)

@@ -45,8 +45,8 @@ def test_a_start_that_fails_is_tried_again_and_given_up_at_the_third_time() -> N
     assert twice.start == Start(outage="o", at_s=132.0, retry_at_s=162.0, tries=2)
     thrice, notes = failed(twice, at_s=163.0)
     assert thrice.start is None
-    (told,) = [note for note in notes if note.event == "resume_failed"]
-    assert (told.level, told.because, dict(told.numbers)) == (
+    (found,) = [note for note in notes if note.event == "resume_failed"]
+    assert (found.level, found.because, dict(found.numbers)) == (
         Level.ERROR,
         "training could not be started",
         {"tries": 3},

@@ -18,7 +18,7 @@ HOLD = "87..110 battery load=45 charge=78-0.15 runtime=500-1"
 END = "111..200 battery load=45 charge=74-0.15 runtime=476-1"
 
 
-def told(*story: str) -> dict[str, Note]:
+def first_notes(*story: str) -> dict[str, Note]:
     """Return the first note of each kind."""
     first: dict[str, Note] = {}
     for note in play(BEGIN, *story).notes:
@@ -31,7 +31,7 @@ def numbers(note: Note) -> dict[str, object]:
 
 
 def test_how_an_outage_begins() -> None:
-    note = told(BATTERY)["outage_began"]
+    note = first_notes(BATTERY)["outage_began"]
     assert (note.because, note.level) == ("second_reading", Level.WARNING)
     assert numbers(note) == {
         "outage": "boot-one-70",
@@ -45,7 +45,7 @@ def test_how_an_outage_begins() -> None:
 
 def test_every_move_is_told_with_its_sums() -> None:
     """0.75 - 1/360 left after a second; tau(45 %) is 540 * 0.54 / 0.49 s."""
-    note = told(BATTERY)["phase_changed"]
+    note = first_notes(BATTERY)["phase_changed"]
     left = 0.75 - 0.0027 * 0.75
     assert numbers(note) == {
         "old": "online",
@@ -65,7 +65,7 @@ def test_every_move_is_told_with_its_sums() -> None:
 
 
 def test_how_it_ends() -> None:
-    note = told(BATTERY, HOLD, "111..125 utility load=45 charge=75 runtime=460")["outage_ended"]
+    note = first_notes(BATTERY, HOLD, "111..125 utility load=45 charge=75 runtime=460")["outage_ended"]
     assert (note.because, note.level) == ("utility stable for 10 s", Level.INFO)
     assert numbers(note) == {
         "outage": "boot-one-70",
@@ -76,7 +76,7 @@ def test_how_it_ends() -> None:
 
 
 def test_how_the_power_off_is_told() -> None:
-    notes = told(BATTERY, HOLD, END)
+    notes = first_notes(BATTERY, HOLD, END)
     ordered, accepted, verified = (notes[n] for n in ("power_off_ordered", "power_off_accepted", "policy_verified"))
     assert (ordered.because, ordered.level) == ("all preparations are done", Level.WARNING)
     assert numbers(ordered) == {"force_after_s": pytest.approx(109.9), "grade": Grade.FULL}
@@ -85,7 +85,7 @@ def test_how_the_power_off_is_told() -> None:
 
 
 def test_a_source_that_is_lost_says_what_we_do_about_it() -> None:
-    on_utility = told("8 lost no answer", "20 utility load=75")
+    on_utility = first_notes("8 lost no answer", "20 utility load=75")
     lost = on_utility["source_lost"]
     assert (lost.because, lost.level) == ("no answer", Level.ERROR)
     assert numbers(lost) == {"source": "snmp", "conduct": "alarm; no action on utility"}
@@ -95,34 +95,34 @@ def test_a_source_that_is_lost_says_what_we_do_about_it() -> None:
         Level.INFO,
         {"source": "snmp", "lost_s": 12.0},
     )
-    on_battery = told(BATTERY, "87 lost no answer")["source_lost"]
+    on_battery = first_notes(BATTERY, "87 lost no answer")["source_lost"]
     assert numbers(on_battery)["conduct"] == "dead reckoning from the last reading"
 
 
 def test_who_did_what() -> None:
-    stop = told("6..20 battery load=75 charge=100 on_battery=1+1", "21 sigterm host")["foreign_stop_seen"]
+    stop = first_notes("6..20 battery load=75 charge=100 on_battery=1+1", "21 sigterm host")["foreign_stop_seen"]
     assert (stop.because, stop.level) == ("another program shuts the host down", Level.WARNING)
     assert numbers(stop) == {"phase": "on_battery"}
-    daemon = told("6..20 battery load=75 charge=100 on_battery=1+1", "21 sigterm")["foreign_stop_seen"]
+    daemon = first_notes("6..20 battery load=75 charge=100 on_battery=1+1", "21 sigterm")["foreign_stop_seen"]
     assert daemon.because == "the daemon is being stopped"
     arming = play(BEGIN, "6..20 battery load=75 charge=100 on_battery=1+1", "21 sigterm host").ordered(EnsurePolicy)
     assert [(order.by_s, order.outage) for order in arming] == [(18.0, "boot-one-60"), (26.0, "boot-one-60")]  # type: ignore[attr-defined]
-    works = told("6 maintenance 20", "7..40 utility load=75")
+    works = first_notes("6 maintenance 20", "7..40 utility load=75")
     assert numbers(works["maintenance_set"]) == {"who": "alice"}
     assert numbers(works["maintenance_ended"]) == {"who": "alice"}
-    assert numbers(told("6 checkpoint_now")["checkpoint_requested"]) == {"who": "alice"}
+    assert numbers(first_notes("6 checkpoint_now")["checkpoint_requested"]) == {"who": "alice"}
 
 
 def test_what_has_failed() -> None:
-    note = told("6 checkpoint_now", "7 failed llm disk full")["action_failed"]
+    note = first_notes("6 checkpoint_now", "7 failed llm disk full")["action_failed"]
     assert (note.because, note.level) == ("disk full", Level.ERROR)
     assert numbers(note) == {"action": "TriggerCheckpoint", "took_s": 0.1}
 
 
 def test_low_battery_and_a_countdown_taken_back() -> None:
-    low = told("6..20 battery load=75 charge=40 runtime=90-1 on_battery=1+1 low_battery")["battery_low"]
+    low = first_notes("6..20 battery load=75 charge=40 runtime=90-1 on_battery=1+1 low_battery")["battery_low"]
     assert (low.because, low.level, numbers(low)) == ("two readings", Level.WARNING, {"runtime_s": 89.0})
-    off = told("6..10 utility load=75 off_in=180-1", "11..12 utility load=75")["power_off_cancelled"]
+    off = first_notes("6..10 utility load=75 off_in=180-1", "11..12 utility load=75")["power_off_cancelled"]
     assert (off.because, off.level) == ("the countdown was read back as cancelled", Level.INFO)
 
 
@@ -241,7 +241,7 @@ def test_a_commit_asks_its_own_ups_and_says_what_it_withdrew() -> None:
 
 
 def test_a_second_power_off_order_says_what_is_left() -> None:
-    still = told("auto policy sync poweroff survives checkpoint=15", BATTERY, HOLD, END, "201..300 tick")[
+    still = first_notes("auto policy sync poweroff survives checkpoint=15", BATTERY, HOLD, END, "201..300 tick")[
         "power_off_repeated"
     ]
     assert (still.because, still.level, numbers(still)) == (
@@ -249,7 +249,7 @@ def test_a_second_power_off_order_says_what_is_left() -> None:
         Level.ERROR,
         {"force_after_s": 0.0},
     )
-    sooner = told(BATTERY, HOLD, END.replace("200", "175"), "176..180 battery load=45 off_in=90-1")[
+    sooner = first_notes(BATTERY, HOLD, END.replace("200", "175"), "176..180 battery load=45 off_in=90-1")[
         "power_off_hastened"
     ]
     assert sooner.level is Level.WARNING

@@ -50,8 +50,8 @@ POLICIES = ("table=50:540,75:360,100:240 trainer=llm:pause:25", "trainer=llm:pau
 def _state(words: str, phase: str) -> tuple[Player, State]:
     player = Player()
     story = STORIES[phase] + ("81..90 battery\n82 durable llm\n" if "table" not in words and phase == "holding" else "")
-    told = player.play(f"policy {words}\nauto policy\n" + story)
-    return player, told.state
+    result = player.play(f"policy {words}\nauto policy\n" + story)
+    return player, result.state
 
 
 STATES = [_state(POLICIES[0], phase) for phase in STORIES]
@@ -84,24 +84,24 @@ readings = st.builds(
 def test_the_stories_lead_where_they_say(phase: str) -> None:
     """The fuzzing below would be worth little if every story stayed online."""
     player, _ = STATES[list(STORIES).index(phase)]
-    assert player.told is not None
-    assert player.told.phase == phase
+    assert player.result is not None
+    assert player.result.phase == phase
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     begin=st.sampled_from(STATES),
-    told=st.lists(readings, min_size=1, max_size=5),
+    expected=st.lists(readings, min_size=1, max_size=5),
     rating_w=st.sampled_from([None, 5400.0]),
     after_s=st.sampled_from([0.01, 1.0, 1.0, 8.0, 4000.0]),
 )
 def test_no_reading_raises_or_poisons(
-    begin: tuple[Player, State], told: list[dict[str, Any]], rating_w: float | None, after_s: float
+    begin: tuple[Player, State], expected: list[dict[str, Any]], rating_w: float | None, after_s: float
 ) -> None:
     player, state = begin
     policy = replace(player.policy, rating_w=rating_w)
     at_s = player.last_s
-    for fields in told:
+    for fields in expected:
         at_s += after_s
         reading = Reading(at_s=at_s, ups="ups", source="snmp", **fields)
         answer = step(policy, state, reading)
@@ -194,9 +194,9 @@ def test_the_edges_of_what_is_plausible() -> None:
     for name, (least, most) in edges.items():
         for value in (least, most):
             assert getattr(plausible(replace(plain, **{name: value})), name) == value
-            told = replace(full, **{name: value})
-            assert plausible(told) is told, "the short way, which runs for every reading"
+            result = replace(full, **{name: value})
+            assert plausible(result) is result, "the short way, which runs for every reading"
             other = "watts" if name == "input_v" else "input_v"
-            assert plausible(replace(told, **{other: math.nan})) == replace(told, **{other: None})
+            assert plausible(replace(result, **{other: math.nan})) == replace(result, **{other: None})
         for value in (least - 1e-3 * max(1.0, abs(least)), most + 1e-3 * abs(most), math.nan, math.inf, -math.inf):
             assert plausible(replace(full, **{name: value})) == replace(full, **{name: None})

@@ -114,8 +114,8 @@ def test_a_checkpoint_during_training_is_none_of_a_pause(
 # --- What they say ------------------------------------------------------------------------------------------------
 
 
-def seen(**told: object) -> TrainerSeen:
-    return TrainerSeen(**{"at_s": 100.0, "trainer": "a", "alive": True, "conduct": Conduct.PAUSE, **told})  # type: ignore[arg-type]
+def seen(**answer: object) -> TrainerSeen:
+    return TrainerSeen(**{"at_s": 100.0, "trainer": "a", "alive": True, "conduct": Conduct.PAUSE, **answer})  # type: ignore[arg-type]
 
 
 def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
@@ -132,11 +132,11 @@ def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "counts"), [(5.0, 5.0), (None, 20.0), (0.0, 20.0), (-1.0, 20.0), (600.0, 600.0), (1e9, 600.0)]
+    ("expected", "counts"), [(5.0, 5.0), (None, 20.0), (0.0, 20.0), (-1.0, 20.0), (600.0, 600.0), (1e9, 600.0)]
 )
-def test_an_estimate_is_bounded_by_the_settings(told: float | None, counts: float) -> None:
+def test_an_estimate_is_bounded_by_the_settings(expected: float | None, counts: float) -> None:
     at = turn(A)
-    lifecycle.handle(at, seen(checkpoint_s=told))
+    lifecycle.handle(at, seen(checkpoint_s=expected))
     assert only(at).checkpoint_s == counts
 
 
@@ -188,17 +188,17 @@ def test_one_that_goes_is_told_once_and_one_that_comes_again_is_new() -> None:
 def test_progress(eta_s: float | None, eta_at_s: float | None) -> None:
     """A claim is bounded by the settings as well; one of another order says nothing of ours."""
     flying = replace(A, in_flight=CheckpointInFlight(order="o-1"))
-    told = CheckpointProgress(
+    result = CheckpointProgress(
         at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=eta_s, paused=True, step=9
     )
     at = turn(flying)
-    lifecycle.handle(at, told)
+    lifecycle.handle(at, result)
     assert only(at) == replace(flying, in_flight=flight(eta_at_s, copied=True), activity=Activity.PAUSED, step=9)
-    lifecycle.handle(at, replace(told, paused=False, step=None, eta_s=None))
+    lifecycle.handle(at, replace(result, paused=False, step=None, eta_s=None))
     assert only(at) == replace(flying, in_flight=flight(copied=True), activity=Activity.PAUSED, step=9)
-    lifecycle.handle(at, replace(told, stage="snapshot"))
+    lifecycle.handle(at, replace(result, stage="snapshot"))
     assert only(at).in_flight == flight(eta_at_s), "its state is being copied: training must not go on"
-    for other in (replace(told, action_id="o-0"), replace(told, trainer="who")):
+    for other in (replace(result, action_id="o-0"), replace(result, trainer="who")):
         at = turn(flying)
         lifecycle.handle(at, other)
         assert only(at) == flying
@@ -370,8 +370,8 @@ def test_a_checkpoint_that_had_too_little_time_is_asked_for_again_in_a_hold(limi
 def test_all_are_ordered_by_their_own_conduct() -> None:
     at = turn(A, B, replace(A, name="dead", activity=Activity.GONE))
     lifecycle.order_emergency(at, by_s=150.0)
-    told = [(o.trainer, o.after, o.by_s, o.reason, o.outage) for o in at.actions if isinstance(o, TriggerCheckpoint)]
-    assert told == [("a", Conduct.PAUSE, 150.0, "on_battery", "o"), ("b", Conduct.CONTINUE, 150.0, "on_battery", "o")]
+    found = [(o.trainer, o.after, o.by_s, o.reason, o.outage) for o in at.actions if isinstance(o, TriggerCheckpoint)]
+    assert found == [("a", Conduct.PAUSE, 150.0, "on_battery", "o"), ("b", Conduct.CONTINUE, 150.0, "on_battery", "o")]
     a, b, dead = at.state.trainers
     assert (a.order, a.pause_ordered, a.checkpoint, a.ordered_at_s) == (
         at.actions[0].id,
@@ -672,7 +672,7 @@ def test_online_too_what_was_true_is_forgotten() -> None:
 @pytest.mark.parametrize("outage", ["battery", "utility"])
 def test_one_that_a_person_has_paused_stands_from_the_first_moment_of_an_outage(outage: str) -> None:
     """Counted as running, its pause would promise a drop of the load that never comes, and it would be signalled."""
-    told = play(
+    result = play(
         "policy table=50:540,75:360,100:240 trainer=llm:pause:20 signals=1",
         "auto checkpoint=5",
         "0..3 utility load=75 charge=100 runtime=360",
@@ -680,8 +680,8 @@ def test_one_that_a_person_has_paused_stands_from_the_first_moment_of_an_outage(
         f"4 {outage} load=75 charge=100 off_in=300",
         f"5 {outage} load=75 charge=100 off_in=299",
     )
-    assert isinstance(told.state.phase, EmergencyCheckpoint)
-    assert told.state.phase.paused_load is None
+    assert isinstance(result.state.phase, EmergencyCheckpoint)
+    assert result.state.phase.paused_load is None
 
 
 PERSON = (
@@ -696,16 +696,16 @@ OUTAGE_OF_A_MINUTE = (
 
 
 def test_one_that_a_person_had_paused_before_the_outage_stays_paused_after_it() -> None:
-    told = play(
+    result = play(
         *PERSON,
         "4 trainer llm paused=true conduct=pause step=7",
         "9 trainer llm paused=true conduct=pause step=7",
         *OUTAGE_OF_A_MINUTE,
     )
-    assert told.phase == "online"
-    assert "llm" in [each.trainer for each in told.ordered(TriggerCheckpoint)], "it saves what it stands at"
-    assert [each.trainer for each in told.ordered(ResumeTrainer)] == ["other"]
-    (left,) = [note for note in told.notes if note.event == "trainer_left_paused"]
+    assert result.phase == "online"
+    assert "llm" in [each.trainer for each in result.ordered(TriggerCheckpoint)], "it saves what it stands at"
+    assert [each.trainer for each in result.ordered(ResumeTrainer)] == ["other"]
+    (left,) = [note for note in result.notes if note.event == "trainer_left_paused"]
     assert dict(left.numbers) == {"trainer": "llm"}
 
 
@@ -723,13 +723,13 @@ def test_one_that_a_person_had_paused_before_the_outage_stays_paused_after_it() 
     ids=["once", "resumed by hand", "for another host"],
 )
 def test_a_pause_that_is_no_person_s_ends_with_the_outage(before: tuple[str, ...]) -> None:
-    told = play(*PERSON, *before, *OUTAGE_OF_A_MINUTE)
-    assert "llm" in [each.trainer for each in told.ordered(ResumeTrainer)]
+    result = play(*PERSON, *before, *OUTAGE_OF_A_MINUTE)
+    assert "llm" in [each.trainer for each in result.ordered(ResumeTrainer)]
 
 
 def test_without_history_in_an_outage_a_paused_trainer_is_resumed_after_it() -> None:
     """The daemon's own pause, of before its journal was lost, is not taken for a person's."""
-    told = play(
+    result = play(
         *PERSON,
         "10..40 battery load=75 charge=100-0.7 runtime=360-3",
         "41 amnesia",
@@ -738,7 +738,7 @@ def test_without_history_in_an_outage_a_paused_trainer_is_resumed_after_it() -> 
         "42..90 battery load=75 charge=78-0.7 runtime=260-3 on_battery=32+1",
         "91..110 utility load=75 charge=45 runtime=150",
     )
-    assert "llm" in [each.trainer for each in told.ordered(ResumeTrainer)]
+    assert "llm" in [each.trainer for each in result.ordered(ResumeTrainer)]
 
 
 LOST_IN_THE_HOLD = (
@@ -751,7 +751,7 @@ LOST_IN_THE_HOLD = (
 
 def test_without_history_after_an_outage_its_own_pause_is_ended() -> None:
     """The journal is lost in a hold, and utility is back: a person would have to notice that training stands."""
-    told = play(
+    result = play(
         *LOST_IN_THE_HOLD,
         "61 trainer llm paused=true step=7 paused_for=on_battery",
         "61 trainer other paused=true step=7",
@@ -761,22 +761,22 @@ def test_without_history_after_an_outage_its_own_pause_is_ended() -> None:
         "71 trainer other paused=true step=7",
         "72..90 utility load=75 charge=70 runtime=200",
     )
-    assert [each.trainer for each in told.ordered(ResumeTrainer)] == ["llm"], "of the other, nothing is known"
-    (note,) = [note for note in told.notes if note.event == "pause_forgotten"]
+    assert [each.trainer for each in result.ordered(ResumeTrainer)] == ["llm"], "of the other, nothing is known"
+    (note,) = [note for note in result.notes if note.event == "pause_forgotten"]
     assert dict(note.numbers) == {"trainer": "llm"}
-    assert [(each.name, each.stood) for each in told.state.trainers] == [("llm", False), ("other", True)]
+    assert [(each.name, each.stood) for each in result.state.trainers] == [("llm", False), ("other", True)]
 
 
 @pytest.mark.parametrize("paused", ["paused_for=operator", "paused_for=drill", "held_by=gpu2 paused_for=on_battery"])
 def test_without_history_another_pause_stands(paused: str) -> None:
     """Also one that another host of the job still wants."""
-    told = play(
+    result = play(
         *LOST_IN_THE_HOLD,
         f"61 trainer llm paused=true step=7 {paused}",
         f"66 trainer llm paused=true step=7 {paused}",
         "67..90 utility load=40 charge=70 runtime=200",
     )
-    assert told.ordered(ResumeTrainer) == []
+    assert result.ordered(ResumeTrainer) == []
 
 
 def test_a_disk_that_the_settings_no_longer_name_is_forgotten() -> None:

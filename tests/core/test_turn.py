@@ -239,7 +239,7 @@ def off(phase: Shutdown, at_s: float, *, cut_at_s: float | None = None, mode: Mo
 
 
 @pytest.mark.parametrize(
-    ("phase", "at_s", "told"),
+    ("phase", "at_s", "expected"),
     [
         (LATCHED, 105.2, []),
         (LATCHED, 105.25, [104.75]),  # 110 s after the commit, whatever was waited for
@@ -252,12 +252,12 @@ def off(phase: Shutdown, at_s: float, *, cut_at_s: float | None = None, mode: Mo
         (replace(LATCHED, force_at_s=210.0, again_at_s=150.0), 150.0, [60.0]),
     ],
 )
-def test_when_the_power_off_is_ordered(phase: Shutdown, at_s: float, told: list[float]) -> None:
-    assert off(phase, at_s) == told
+def test_when_the_power_off_is_ordered(phase: Shutdown, at_s: float, expected: list[float]) -> None:
+    assert off(phase, at_s) == expected
 
 
 @pytest.mark.parametrize(
-    ("cut_at_s", "at_s", "told"),
+    ("cut_at_s", "at_s", "expected"),
     [
         (239.1, 150.0, []),  # 30 s before that is no more than a second sooner than 210
         (238.9, 150.0, [58.9]),
@@ -265,9 +265,9 @@ def test_when_the_power_off_is_ordered(phase: Shutdown, at_s: float, told: list[
         (238.9, 210.0, []),  # its deadline has passed
     ],
 )
-def test_a_countdown_hastens_it(cut_at_s: float, at_s: float, told: list[float]) -> None:
+def test_a_countdown_hastens_it(cut_at_s: float, at_s: float, expected: list[float]) -> None:
     ordered = replace(LATCHED, ordered=True, force_at_s=210.0)
-    assert off(ordered, at_s, cut_at_s=cut_at_s) == told
+    assert off(ordered, at_s, cut_at_s=cut_at_s) == expected
     assert off(ordered, at_s, cut_at_s=cut_at_s, mode=Mode.DRY_RUN) == []
     first = replace(LATCHED, waiting=())
     assert off(first, 101.0, cut_at_s=200.0) == [69.0]
@@ -306,26 +306,26 @@ auto policy sync poweroff resume trainer_resume checkpoint=15
 
 
 def test_a_reading_of_another_ups_is_nobodys() -> None:
-    told = play(BEGIN)
+    result = play(BEGIN)
     other = Reading(at_s=6.0, ups="other", source="snmp", output_source="battery", input_present=False)  # type: ignore[arg-type]
-    answer = step(make_policy(["table=50:540"]), told.state, other)
+    answer = step(make_policy(["table=50:540"]), result.state, other)
     assert answer.actions == answer.notes == ()
 
 
 def test_maintenance_ends_by_itself_and_by_the_operator() -> None:
-    told = play(BEGIN, "6 maintenance 20", "7..30 utility load=75 charge=100 runtime=360")
-    assert [line for line in told.lines if "maintenance" in line] == [
+    result = play(BEGIN, "6 maintenance 20", "7..30 utility load=75 charge=100 runtime=360")
+    assert [line for line in result.lines if "maintenance" in line] == [
         "6 maintenance_set because='works'",
         "26 maintenance_ended because='expired'",
     ]
-    told = play(BEGIN, "6 maintenance 20", "7 maintenance 0", "8..30 utility load=75 charge=100 runtime=360")
-    assert told.lines[-1] == "7 maintenance_ended because='works'"
+    result = play(BEGIN, "6 maintenance 20", "7 maintenance 0", "8..30 utility load=75 charge=100 runtime=360")
+    assert result.lines[-1] == "7 maintenance_ended because='works'"
 
 
 def test_a_checkpoint_on_request_goes_beside_training() -> None:
-    told = play(BEGIN, "6 checkpoint_now", "7..30 utility load=75 charge=100 runtime=360")
-    assert told.phase == "online"
-    assert told.lines == [
+    result = play(BEGIN, "6 checkpoint_now", "7..30 utility load=75 charge=100 runtime=360")
+    assert result.phase == "online"
+    assert result.lines == [
         "6 checkpoint_requested because='operator'",
         "6 checkpoint_ordered because='operator' trainer=llm after=continue",
         "6 ! TriggerCheckpoint within=600s trainer=llm after=continue",
@@ -340,7 +340,7 @@ def test_a_stop_of_the_daemon_alone_is_told_apart() -> None:
 
 
 def test_the_guard_after_a_return_below_the_gate_ends_with_the_charge() -> None:
-    told = play(
+    result = play(
         BEGIN,
         "6..90 battery load=75 charge=100-0.27 runtime=350-1 on_battery=1+1",
         "91..102 utility load=45 charge=20 runtime=60",
@@ -348,7 +348,7 @@ def test_the_guard_after_a_return_below_the_gate_ends_with_the_charge() -> None:
         "103..240 utility load=75 charge=20+0.1 runtime=60",
         "241..242 utility load=75 charge=95 runtime=340",
     )
-    lines = [line for line in told.lines if "guard" in line or "after=continue" in line]
+    lines = [line for line in result.lines if "guard" in line or "after=continue" in line]
     assert lines == [
         "101 guard_started (warning) because='a second outage now would leave no time for a full stop'",
         "162 checkpoint_ordered because='on_battery' trainer=llm after=continue",
@@ -449,8 +449,8 @@ def test_training_that_cannot_be_started_is_left_to_a_person() -> None:
     assert (failed.event, failed.level, dict(failed.numbers)) == ("resume_failed", Level.ERROR, {"tries": 3})
     assert isinstance(answer.state.phase, Online)
     ended = next(n for n in answer.notes if n.event == "outage_ended")
-    told = {"outage": "o", "outcome": "clean_shutdown", "lasted_s": 200.0, "policy_verified": False}
-    assert dict(ended.numbers) == told
+    given = {"outage": "o", "outcome": "clean_shutdown", "lasted_s": 200.0, "policy_verified": False}
+    assert dict(ended.numbers) == given
 
 
 def test_a_lowered_grade_is_told_with_both() -> None:

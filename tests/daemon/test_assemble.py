@@ -216,7 +216,7 @@ def test_a_host_without_a_bmc_has_no_alarm_once_the_settings_state_it(folder: Pa
 
 async def test_a_way_has_one_order_at_a_time_over_a_reload_too() -> None:
     """A slow order to disarm, of the settings before, must not undo one to arm that came after it; others go on."""
-    told: list[str] = []
+    found: list[str] = []
     let_go = asyncio.Event()
 
     class Slow:
@@ -226,7 +226,7 @@ async def test_a_way_has_one_order_at_a_time_over_a_reload_too() -> None:
         async def carry_out(self, action: Action) -> Detail:
             if isinstance(action, DisarmPowerOn):
                 await let_go.wait()
-            told.append(f"{self.name} {type(action).__name__}")
+            found.append(f"{self.name} {type(action).__name__}")
             return ()
 
     turns: Turns = {}
@@ -243,9 +243,9 @@ async def test_a_way_has_one_order_at_a_time_over_a_reload_too() -> None:
         await asyncio.sleep(0)
         tasks.create_task(new.carry_out(orders[PowerOnMethod.RTC]))
         await new.carry_out(orders[PowerOnMethod.SENTINEL])
-        assert told == ["new ArmPowerOn"]
+        assert found == ["new ArmPowerOn"]
         let_go.set()
-    assert told == ["new ArmPowerOn", "old DisarmPowerOn", "new ArmPowerOn"]
+    assert found == ["new ArmPowerOn", "old DisarmPowerOn", "new ArmPowerOn"]
 
 
 @pytest.mark.parametrize(
@@ -379,9 +379,9 @@ def test_a_reload_names_the_credentials_that_need_a_restart(
             capsys.readouterr()
             daemon.reload()
             await rest(3.0)
-            told = capsys.readouterr().out
-            assert ("systemd passes credentials only at the start: placeholder, later" in told) is is_new
-            assert ("right='systemctl restart powerguard.service'" in told) is is_new
+            stdout = capsys.readouterr().out
+            assert ("systemd passes credentials only at the start: placeholder, later" in stdout) is is_new
+            assert ("right='systemctl restart powerguard.service'" in stdout) is is_new
             assert daemon.settings_ok
         daemon.stop()
         await running
@@ -424,8 +424,8 @@ def test_a_reload_is_no_reason_to_send_a_refused_password_again(folder: Path) ->
         del limit_s, env
         if "powerguard.effectors.bmc.worker" in argv:
             sent.append(stdin)
-        told = b'{"ok": false, "failure": "auth-failed", "text": "Incorrect password provided"}'
-        return Ended(returncode=0, stdout=told, stderr=b"")
+        data = b'{"ok": false, "failure": "auth-failed", "text": "Incorrect password provided"}'
+        return Ended(returncode=0, stdout=data, stderr=b"")
 
     @in_virtual_time
     async def play() -> None:
@@ -471,14 +471,14 @@ def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixtu
 
         before = daemon.parts.effectors[ArmPowerOn]
         write(folder, reserve_s=90)
-        told = await reloaded()
+        result = await reloaded()
         after = daemon.parts.effectors[ArmPowerOn]
         assert isinstance(before, PowerOnEffector)
         assert isinstance(after, PowerOnEffector)
         assert after is not before
         assert after._turns is before._turns, "an order to disarm may still be under way"
-        assert "setting_changed" in told
-        assert "budget.reserve_s" in told
+        assert "setting_changed" in result
+        assert "budget.reserve_s" in result
         assert daemon.policy.reserve_s == 90
         assert daemon.settings_ok
 
@@ -487,10 +487,10 @@ def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixtu
         assert daemon.policy.reserve_s == 60
 
         write(folder, more="bugdet: {reserve_s: 1}\n")
-        told = await reloaded()
-        assert "settings_refused" in told
-        assert "bugdet" in told
-        assert "did you mean" in told
+        result = await reloaded()
+        assert "settings_refused" in result
+        assert "bugdet" in result
+        assert "did you mean" in result
         assert not daemon.settings_ok
         assert daemon.policy.reserve_s == 60
 

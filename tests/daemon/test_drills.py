@@ -91,14 +91,14 @@ def test_examples_in_the_reference_are_true(name: str) -> None:
 
 def test_status_tells_that_a_drill_runs() -> None:
     """Training that stands still on utility is no alarm then."""
-    told: Any = status(running_drill())
-    assert told["drill"] == {"id": "6f1d2c3b-drill-49900", "who": "root", "stage": "pause", "lasted_s": 42.0}
-    assert "training_paused" not in [reason["name"] for reason in told["reasons"]]
+    shown: Any = status(running_drill())
+    assert shown["drill"] == {"id": "6f1d2c3b-drill-49900", "who": "root", "stage": "pause", "lasted_s": 42.0}
+    assert "training_paused" not in [reason["name"] for reason in shown["reasons"]]
     assert status(scene())["drill"] is None
     after = running_drill()
     after.state = replace(after.state, drill=None)
-    told = status(after)
-    assert "training_paused" in [reason["name"] for reason in told["reasons"]], "and after it, it is one"
+    shown = status(after)
+    assert "training_paused" in [reason["name"] for reason in shown["reasons"]], "and after it, it is one"
 
 
 # --- The verbs --------------------------------------------------------------------------------------------------------

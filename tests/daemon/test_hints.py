@@ -127,8 +127,8 @@ async def test_a_flood_is_two_polls_and_twenty_lines(path: Path, capsys: pytest.
         assert POLL_EVERY_S <= loop.time() - began_s < 1.1 * POLL_EVERY_S
         give(path, b'{"name": "later"}')
         assert daemon.polls == 2
-    told = capsys.readouterr().out.count("hint_received")
-    assert told == 20
+    result = capsys.readouterr().out.count("hint_received")
+    assert result == 20
 
 
 async def test_the_socket_goes_with_its_server(path: Path) -> None:

@@ -71,17 +71,17 @@ def test_logfmt(lines: Lines) -> None:
     structlog.get_logger().warning(
         "source_lost", ups="rack-a", because="three misses", age_s=3.0, armed=True, since=None
     )
-    at, _, told = lines.one().partition(" ")
+    at, _, result = lines.one().partition(" ")
     assert -60 < (datetime.now(UTC) - datetime.fromisoformat(at.removeprefix("time="))).total_seconds() < 60
-    assert told == ('level=warning event=source_lost ups=rack-a because="three misses" age_s=3.0 armed=true since=\n')
+    assert result == ('level=warning event=source_lost ups=rack-a because="three misses" age_s=3.0 armed=true since=\n')
 
 
 def test_json(lines: Lines) -> None:
     to(lines, Style.JSON)
     structlog.get_logger().info("phase_changed", runtime_s=612.5, numbers=[1, "x"], bad=float("inf"))
-    told = json.loads(lines.one())
-    assert -60 < (datetime.now(UTC) - datetime.fromisoformat(told.pop("time"))).total_seconds() < 60
-    assert told == {
+    answer = json.loads(lines.one())
+    assert -60 < (datetime.now(UTC) - datetime.fromisoformat(answer.pop("time"))).total_seconds() < 60
+    assert answer == {
         "level": "info",
         "event": "phase_changed",
         "runtime_s": 612.5,

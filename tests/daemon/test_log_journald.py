@@ -71,11 +71,11 @@ mkdir -p /run/systemd
 # An empty Audit= leaves the kernel's auditing alone, which no namespace keeps apart.
 printf '[Journal]\\nAudit=\\n' > /etc/systemd/journald@pgtest.conf
 "$1" pgtest &
-told() { journalctl -q -D /var/log/journal/*.pgtest -o json PG_OUTAGE=o-1; }
+lines() { journalctl -q -D /var/log/journal/*.pgtest -o json PG_OUTAGE=o-1; }
 for _ in $(seq 1000); do test -S /run/systemd/journal.pgtest/socket && break; sleep 0.05; done
 "$2" -c "$3"
-for _ in $(seq 1000); do told | grep -q host_back && break; sleep 0.05; done
-told
+for _ in $(seq 1000); do lines | grep -q host_back && break; sleep 0.05; done
+lines
 """
 
 SPEAK = r"""

@@ -244,19 +244,19 @@ async def test_a_watcher_that_raises_is_restarted(tmp_path: Path) -> None:
 async def test_a_task_that_ran_long_is_restarted_at_once(tmp_path: Path) -> None:
     """The back-off is for bugs that repeat: one that shows once an hour waits a second, not thirty."""
     began: list[float] = []
-    told: list[str] = []
+    found: list[str] = []
 
     async def lasts() -> None:
         began.append(now_s())
         await rest(0.5 if len(began) < 8 else 3600.0)
 
-    task = asyncio.get_running_loop().create_task(keep_running("lasts", lasts, told.append))
+    task = asyncio.get_running_loop().create_task(keep_running("lasts", lasts, found.append))
     await until(lambda: len(began) == 10, 10_000.0)
     task.cancel()
     gaps = [after - before for before, after in pairwise(began)]
     assert [round(gap - 0.5) for gap in gaps[:7]] == [1, 2, 4, 8, 16, 30, 30]
     assert [round(gap - 3600.0) for gap in gaps[7:]] == [1, 1]
-    assert told == ["lasts: it ended by itself"] * 9
+    assert found == ["lasts: it ended by itself"] * 9
 
 
 @in_virtual_time

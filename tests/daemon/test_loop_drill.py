@@ -100,9 +100,9 @@ def stage_of(daemon: Loop) -> str:
 
 
 def report(daemon: Loop) -> DrillReport:
-    told = daemon.state.learned.drill
-    assert told is not None
-    return told
+    result = daemon.state.learned.drill
+    assert result is not None
+    return result
 
 
 @in_virtual_time
@@ -111,9 +111,9 @@ async def test_a_full_drill_measures_and_puts_everything_back(tmp_path: Path) ->
     async with world.running() as daemon:
         await begin(daemon, "full")
         await until(lambda: daemon.state.drill is None, 300.0)
-        told = report(daemon)
-        assert (told.result, told.because) == ("passed", "every stage was carried out")
-        figures = dict(told.figures)
+        summary = report(daemon)
+        assert (summary.result, summary.because) == ("passed", "every stage was carried out")
+        figures = dict(summary.figures)
         assert (figures["load_before"], figures["load_paused"]) == (0.75, 0.4)
         assert figures["policy_verified"] is True
         assert figures["power_off_grade"] == "full"
@@ -263,9 +263,9 @@ async def test_a_pulled_plug_is_an_outage_like_any_other(tmp_path: Path) -> None
         await until(lambda: isinstance(daemon.state.phase, Holding), 3600.0)
         world.ups.utility = True
         await until(lambda: daemon.state.drill is None, 60.0)
-        told = report(daemon)
-        assert told.result == "passed"
-        figures = dict(told.figures)
+        summary = report(daemon)
+        assert summary.result == "passed"
+        figures = dict(summary.figures)
         assert figures["load_before"] == 0.75
         assert isinstance(figures["checkpoint_s.llm"], float)
         await until(lambda: not world.training.stands, 5.0)

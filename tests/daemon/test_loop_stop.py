@@ -379,12 +379,12 @@ class Manager:
         self._socket.bind(str(path))
         self.environ = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "20000000"}
 
-    def told(self) -> list[str]:
-        told: list[str] = []
+    def messages(self) -> list[str]:
+        found: list[str] = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                told.append(self._socket.recv(4096).decode())
-        return told
+                found.append(self._socket.recv(4096).decode())
+        return found
 
     def close(self) -> None:
         self._socket.close()
@@ -406,26 +406,26 @@ def test_the_watchdog_is_fed_for_progress_only(tmp_path: Path, manager: Manager)
         notifier = Notifier.take(dict(manager.environ), pid=os.getpid())
         world = World(tmp_path / "journal.sqlite", notifier=notifier)
         async with world.running() as daemon:
-            assert manager.told()[0].startswith("READY=1")
+            assert manager.messages()[0].startswith("READY=1")
             for _ in range(6):
                 await rest(10.0)
-                assert "WATCHDOG=1" in manager.told()
+                assert "WATCHDOG=1" in manager.messages()
             (card,) = world.cards
             card.hangs = True
             card.poll_now()
             await rest(SOURCE_SILENT_S + 1.0)
-            manager.told()
+            manager.messages()
             await rest(60.0)
-            assert manager.told() == [], "it hangs: systemd may kill and restart us"
+            assert manager.messages() == [], "it hangs: systemd may kill and restart us"
             assert daemon.progressed_at_s > world.clock() - 2.0, "though events still are answered"
             world.ups.utility = False
             daemon.publish(card.reading())
             daemon.publish(card.reading())
             await rest(1.0)
-            told = manager.told()
-            assert "WATCHDOG=1" in told
-            assert any(line.startswith("STATUS=on_battery") for line in told)
-        assert manager.told()[-1].startswith("STOPPING=1")
+            result = manager.messages()
+            assert "WATCHDOG=1" in result
+            assert any(line.startswith("STATUS=on_battery") for line in result)
+        assert manager.messages()[-1].startswith("STOPPING=1")
         notifier.close()
 
     play()
@@ -454,9 +454,9 @@ def test_a_loop_that_stands_still_is_not_praised(tmp_path: Path, manager: Manage
             writer.is_stuck = True
             daemon.submit(CheckpointNow(at_s=world.clock(), who="tester"))
             await rest(1.0)
-            manager.told()
+            manager.messages()
             await rest(60.0)
-            assert manager.told() == []
+            assert manager.messages() == []
             assert daemon.sources[0].up
         notifier.close()
 

@@ -69,8 +69,8 @@ def test_one_phase_holds(phase: str) -> None:
 def test_promtool_has_nothing_to_say(phase: str, make: Callable[[str], Daemon]) -> None:
     """Prometheus' own linter, in every phase."""
     body, _ = scrape(DaemonCollector(make(phase)), "")
-    told = subprocess.run([require("promtool"), "check", "metrics"], input=body, capture_output=True, check=False)
-    assert (told.returncode, told.stdout + told.stderr) == (0, b"")
+    ended = subprocess.run([require("promtool"), "check", "metrics"], input=body, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -252,8 +252,8 @@ def test_a_drill_is_told_by_its_moment_and_its_result() -> None:
     daemon = drilled("failed", age_s=3 * DAY_S)
     assert value(daemon, "drill_last_timestamp_seconds") == WALL_S - 3 * DAY_S
     assert value(daemon, "drill_duration_seconds") == 87.3
-    told = {result: value(daemon, "drill_result", {"result": result}) for result in RESULTS}
-    assert told == {"passed": 0, "failed": 1, "interrupted": 0, "recorded": 0}
+    given = {result: value(daemon, "drill_result", {"result": result}) for result in RESULTS}
+    assert given == {"passed": 0, "failed": 1, "interrupted": 0, "recorded": 0}
     assert value(running_drill(), "drill_running") == 1
 
 

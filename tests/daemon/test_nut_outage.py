@@ -108,8 +108,8 @@ def test_a_host_without_snmp_does_not_load_it(folder: Path) -> None:
         "print([type(source).__name__ for _, _, source in parts.sources], 'pysnmp' in sys.modules)"
     )
     argv = [sys.executable, "-c", code, str(write(folder, 3493))]
-    told = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (told.stdout.strip(), told.returncode) == ("['NutSource'] False", 0), told.stderr
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (ended.stdout.strip(), ended.returncode) == ("['NutSource'] False", 0), ended.stderr
 
 
 async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
@@ -118,11 +118,11 @@ async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
     async with FakeUpsd(values).serving() as peer:
         reading, found = await nut_findings("ups.a", options(peer.port), ups="a", is_shared=False, cuts=False)
         assert reading is not None
-        told = [(finding.verdict, finding.text) for finding in found]
-        assert told[0] == ("PASS", told[0][1])
-        assert "utility, charge 100 %, no load, runtime 1800 s (nut; " in told[0][1]
-        assert [verdict for verdict, _ in told[1:]] == ["WARN"] * 4
-        texts = " | ".join(text for _, text in told)
+        listed = [(finding.verdict, finding.text) for finding in found]
+        assert listed[0] == ("PASS", listed[0][1])
+        assert "utility, charge 100 %, no load, runtime 1800 s (nut; " in listed[0][1]
+        assert [verdict for verdict, _ in listed[1:]] == ["WARN"] * 4
+        texts = " | ".join(text for _, text in listed)
         for part in ("could be forged: snmp-ups reads", "no login, so a NUT primary", "no load", "every 30 s only"):
             assert part in texts
         more = {"user": "pg", "password": secret(tmp_path, "password", "word of the tests")}
@@ -132,8 +132,8 @@ async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
     async with FakeUpsd({**values, "driver.name": "usbhid-ups"}).serving() as cable:
         _, found = await nut_findings("ups.a", options(cable.port), ups="a", is_shared=False, cuts=False)
         assert not any("forged" in each.text for each in found), "a cable, and an upsd on this host: no network"
-    for told, verdict in (("10", "WARN"), ("30", "PASS")):
-        async with FakeUpsd({**values, "battery.charge.restart": told}).serving() as other:
+    for listed, verdict in (("10", "WARN"), ("30", "PASS")):
+        async with FakeUpsd({**values, "battery.charge.restart": listed}).serving() as other:
             _, found = await nut_findings("ups.a", options(other.port), ups="a", is_shared=False, cuts=False)
             about = [finding for finding in found if "switches its output on again" in finding.text]
             assert [finding.verdict for finding in about] == [verdict]

@@ -106,7 +106,7 @@ def test_each_phase_is_shown_in_each_language(phase: str, language: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("phase", "told"),
+    ("phase", "expected"),
     [
         ("online", "with a slack of 18 min 37 s"),
         ("on_battery", "Checkpoint in 7 min 26 s"),
@@ -116,8 +116,8 @@ def test_each_phase_is_shown_in_each_language(phase: str, language: str) -> None
         ("recovery", "Training waits"),
     ],
 )
-def test_what_is_counted_down(phase: str, told: str) -> None:
-    assert told in re.sub(r"\s+", " ", shown(scene(phase)).text)
+def test_what_is_counted_down(phase: str, expected: str) -> None:
+    assert expected in re.sub(r"\s+", " ", shown(scene(phase)).text)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -129,14 +129,14 @@ def test_what_is_only_recorded_says_so(mode: Mode) -> None:
     assert (WORDS["en"]["count.none"] in text) is (mode is not Mode.ARMED)
 
 
-@pytest.mark.parametrize(("lasts_s", "told"), [(3600.0, "Waiting for utility"), (60.0, "Power-off in 13 min 17 s")])
-def test_a_power_off_that_maintenance_suspends_is_not_announced(lasts_s: float, told: str) -> None:
+@pytest.mark.parametrize(("lasts_s", "expected"), [(3600.0, "Waiting for utility"), (60.0, "Power-off in 13 min 17 s")])
+def test_a_power_off_that_maintenance_suspends_is_not_announced(lasts_s: float, expected: str) -> None:
     """One that comes after its end is."""
     daemon = scene("holding")
     daemon.state = replace(daemon.state, maintenance=Maintenance(until_s=NOW_S + lasts_s, reason="fan", who="a"))
     text = re.sub(r"\s+", " ", shown(daemon).text)
-    assert told in text
-    assert ("power-off of the host" in text) is ("Power-off" in told)
+    assert expected in text
+    assert ("power-off of the host" in text) is ("Power-off" in expected)
 
 
 @pytest.mark.parametrize(("phase", "holds"), [("holding", True), ("shutdown", False)])
@@ -144,7 +144,7 @@ def test_maintenance_after_the_commit_keeps_no_host_on(phase: str, *, holds: boo
     daemon = scene(phase)
     daemon.state = replace(daemon.state, maintenance=Maintenance(until_s=NOW_S + 3600.0, reason="fan", who="a"))
     text = shown(daemon).text
-    assert [told in text for told in (WORDS["en"]["maintenance"], ERRORS["maintenance"])] == [holds, holds]
+    assert [each in text for each in (WORDS["en"]["maintenance"], ERRORS["maintenance"])] == [holds, holds]
 
 
 def test_every_name_is_escaped() -> None:
@@ -218,8 +218,8 @@ def test_the_page_stays_small_with_many_trainers() -> None:
 def test_alarms_have_their_remedies() -> None:
     daemon = scene()
     daemon.policy = replace(daemon.policy, runtime_table=((0.5, 180.0), (1.0, 72.0)))
-    told: Any = status(daemon)
-    (reason,) = told["reasons"]
+    status_shown: Any = status(daemon)
+    (reason,) = status_shown["reasons"]
     text = shown(daemon).text
     assert reason["text"] in text
     assert reason["fix"]
@@ -423,8 +423,8 @@ def test_the_browser_chooses_the_language(accept: str, language: str) -> None:
 
 
 def test_durations() -> None:
-    told = [duration(each, WORDS["en"]) for each in (None, 0.2, 59.6, 3600.0, 90_000.0, -61.0)]
-    assert told == ["?", "0 s", "1 min 0 s", "1 h 0 min", "1 d 1 h", "-1 min 1 s"]
+    found = [duration(each, WORDS["en"]) for each in (None, 0.2, 59.6, 3600.0, 90_000.0, -61.0)]
+    assert found == ["?", "0 s", "1 min 0 s", "1 h 0 min", "1 d 1 h", "-1 min 1 s"]
 
 
 # --- Over HTTP --------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ async def returned(world: World, why_on: WhyOn | None) -> AsyncIterator[Loop]:
         task.cancel()
 
 
-def told(world: World) -> list[dict[str, object]]:
+def power_on_lines(world: World) -> list[dict[str, object]]:
     found = [line for line in world.lines() if line.event == "host_powered_on"]
     return [{"because": line.because, **pairs(line.payload["numbers"])} for line in found]
 
@@ -68,12 +68,12 @@ async def test_it_is_asked_once_and_stands_in_the_story(tmp_path: Path) -> None:
     world = world_of(tmp_path)
     bmc = Bmc()
     async with returned(world, bmc.why_on):
-        assert (bmc.asked, told(world)) == (0, [])
+        assert (bmc.asked, power_on_lines(world)) == (0, [])
     await power_off(world)
     world.next_boot(NEXT)
     async with returned(world, bmc.why_on):
         pass
-    (line,) = told(world)
+    (line,) = power_on_lines(world)
     assert line == {
         "because": "reported by the BMC",
         "cause": "policy-always-on",
@@ -82,7 +82,7 @@ async def test_it_is_asked_once_and_stands_in_the_story(tmp_path: Path) -> None:
     }
     async with returned(world, bmc.why_on):
         assert bmc.asked == 1
-    assert len(told(world)) == 1
+    assert len(power_on_lines(world)) == 1
     assert BOOT != NEXT
 
 
@@ -94,7 +94,7 @@ async def test_a_bmc_that_starts_with_the_host_is_asked_a_second_time_and_no_thi
     bmc = Bmc(fails=9)
     async with returned(world, bmc.why_on):
         await rest(10 * AGAIN_AFTER_S)
-    (line,) = told(world)
+    (line,) = power_on_lines(world)
     assert (bmc.asked, line["cause"], line["because"]) == (2, "", "the BMC does not report it: 192.0.2.9: no answer")
 
 
@@ -105,7 +105,7 @@ async def test_without_a_bmc_the_firmware_still_counts(tmp_path: Path) -> None:
     world.next_boot(NEXT)
     async with returned(world, None):
         pass
-    (line,) = told(world)
+    (line,) = power_on_lines(world)
     assert (line["because"], line["firmware_s"], line["ac_failed"]) == ("the settings name no BMC", 41.25, None)
 
 

@@ -48,8 +48,8 @@ NEXT = State(phase=OnBattery(outage=Outage(id="o-2", since_s=900.0, grade=Grade.
 
 
 def reading(at_s: float, **fields: object) -> Reading:
-    told = Reading(at_s=at_s, ups="a", source="snmp", output_source=OutputSource.BATTERY, charge_pct=80.0)
-    return dataclasses.replace(told, **fields)  # type: ignore[arg-type]
+    result = Reading(at_s=at_s, ups="a", source="snmp", output_source=OutputSource.BATTERY, charge_pct=80.0)
+    return dataclasses.replace(result, **fields)  # type: ignore[arg-type]
 
 
 # --- Packing ----------------------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ def back(
     """A host that came back for_s ago, with this charge."""
     daemon = scene("online")
     source = {Supply.UTILITY: OutputSource.UTILITY, Supply.BATTERY: OutputSource.BATTERY}.get(supply)
-    told = None if source is None else reading(output_source=source, charge_pct=charge, runtime_s=12.6 * charge)
-    feed = Feed(supply=supply, since_s=NOW_S - for_s, reading=told)
+    result = None if source is None else reading(output_source=source, charge_pct=charge, runtime_s=12.6 * charge)
+    feed = Feed(supply=supply, since_s=NOW_S - for_s, reading=result)
     phase = Recovery(outage=outage(), began_s=NOW_S - for_s, clean=True)
     used = 0.75 * (1.0 - charge / 100.0)
     battery = Battery(at_s=NOW_S, used=used, health=0.75, load=0.62)
@@ -61,11 +61,11 @@ def with_phase(daemon: Watched, **changes: float) -> Watched:
 )
 def test_each_gate_says_how_it_is(daemon: Watched, shut: str, word: str) -> None:
     """What is closed is named with what would open it; the rest is open, and says why."""
-    told = {gate.name: gate for gate in gates(daemon)}
-    assert list(told) == ["utility", "countdown", "charge", "host"]
-    closed = [name for name, gate in told.items() if gate.open is False]
+    given = {gate.name: gate for gate in gates(daemon)}
+    assert list(given) == ["utility", "countdown", "charge", "host"]
+    closed = [name for name, gate in given.items() if gate.open is False]
     assert closed[:1] == ([shut] if shut else [])
-    assert not shut or word in told[shut].text
+    assert not shut or word in given[shut].text
 
 
 def test_why_a_charge_is_enough_is_said_in_words() -> None:
@@ -123,9 +123,9 @@ def test_a_persons_word_is_taken_or_refused_with_the_reason(daemon: Watched, *, 
 
 def test_nothing_is_started_before_a_cut_nor_twice() -> None:
     daemon = back()
-    told = daemon.state.feed.reading
-    assert told is not None
-    feed = replace(daemon.state.feed, reading=replace(told, output_off_in_s=30.0), countdown_at_s=NOW_S + 30.0)
+    result = daemon.state.feed.reading
+    assert result is not None
+    feed = replace(daemon.state.feed, reading=replace(result, output_off_in_s=30.0), countdown_at_s=NOW_S + 30.0)
     daemon.state = replace(daemon.state, feed=feed)
     assert Admin(daemon, Directory("nobody")).recover(ME, {"unchecked": True})[0] == 409
     assert not gates(daemon)[1].open

@@ -50,8 +50,8 @@ def test_a_lost_source_that_fails_for_another_reason_says_so() -> None:
             fails(reason)
         (view,) = views.all()
         assert (view.up, view.failures, view.last_error) == (False, 55, "odd 49")
-        told = [entry["because"] for entry in logs]
-        assert told == ["refused", *(f"odd {number}" for number in range(6))]
+        logged = [entry["because"] for entry in logs]
+        assert logged == ["refused", *(f"odd {number}" for number in range(6))]
         views.take(Reading(at_s=1.0, ups="a", source="nut", output_source=OutputSource.UTILITY))
         assert views.all()[0].last_error == ""
         fails("refused")

@@ -87,10 +87,10 @@ def test_undersized_tells_the_numbers() -> None:
 def test_a_battery_that_is_not_charged_is_no_protection() -> None:
     """ready means that the host would be saved if utility failed now, and not once the battery is full."""
     daemon = scene()
-    for left, told in ((0.74, []), (0.3, []), (0.105, ["too_little_left"])):
+    for left, each in ((0.74, []), (0.3, []), (0.105, ["too_little_left"])):
         daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, left=left))
-        assert names(daemon) == told
-        assert is_ready(readiness(daemon)) is not bool(told)
+        assert names(daemon) == each
+        assert is_ready(readiness(daemon)) is not bool(each)
     (reason,) = readiness(daemon)
     numbers = dict(reason.numbers)
     assert float(numbers["need_s"]) > float(numbers["available_s"])
@@ -114,8 +114,8 @@ def test_a_runtime_that_falls_too_fast_is_a_reason() -> None:
     assert is_ready(readiness(daemon))
 
 
-@pytest.mark.parametrize(("runtime_s", "told"), [(60.0, ["undersized", "table_contradicted"]), (1500.0, [])])
-def test_a_table_that_the_ups_contradicts_is_told_and_counts_no_more(runtime_s: float, told: list[str]) -> None:
+@pytest.mark.parametrize(("runtime_s", "expected"), [(60.0, ["undersized", "table_contradicted"]), (1500.0, [])])
+def test_a_table_that_the_ups_contradicts_is_told_and_counts_no_more(runtime_s: float, expected: list[str]) -> None:
     """A table ten times too long made a host look ready whose outage would have been a bare stop."""
     daemon = scene()
     reading = daemon.state.feed.reading
@@ -125,7 +125,7 @@ def test_a_table_that_the_ups_contradicts_is_told_and_counts_no_more(runtime_s: 
     battery = replace(daemon.state.battery, load=0.5, gauge=runtime_s / tau_s)
     daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=full), battery=battery)
     assert [name for name in names(daemon) if name in ("undersized", "table_contradicted")] == sorted(
-        told, reverse=True
+        expected, reverse=True
     )
     half = replace(full, charge_pct=50.0)
     daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=half))
@@ -364,10 +364,10 @@ def test_policy_of_the_scenes_is_a_policy() -> None:
 
 def test_the_own_load_on_a_shared_ups_is_told_with_its_source_and_age() -> None:
     """In status and in the plan: what it rests on, how old that is, and what was passed over."""
-    told = dict(json.loads(json.dumps(status(shared()))))["own_load"]
-    assert (told["source"], told["watts"], told["measured"]) == ("gpu", 1100.0, True)
-    assert told["share"] == pytest.approx(1100.0 / 5400.0, abs=0.001)
-    assert told["passed_over"] == [{"source": "bmc", "because": "no reading for 400 s"}]
+    answer = dict(json.loads(json.dumps(status(shared()))))["own_load"]
+    assert (answer["source"], answer["watts"], answer["measured"]) == ("gpu", 1100.0, True)
+    assert answer["share"] == pytest.approx(1100.0 / 5400.0, abs=0.001)
+    assert answer["passed_over"] == [{"source": "bmc", "because": "no reading for 400 s"}]
     terms = {term["name"]: term for term in dict(json.loads(json.dumps(plan_view(shared()))))["terms"]}
     assert terms["load_own"]["source"].startswith("1100 W, the GPUs' power and the rest of the host, 3 s ago; bmc")
     assert terms["load_paused"]["value"] == pytest.approx(0.62 - 0.4 * 1100.0 / 5400.0, abs=0.001)

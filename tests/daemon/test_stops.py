@@ -43,14 +43,14 @@ STOPPED = "d93fb3c9c24d451a97cea615ce59c00b"
 
 def entry(wall_s: float, monotonic_s: float, *, boot: str = PLAIN, message_id: str = STOPPED) -> bytes:
     """One line as journalctl 252 prints it: numbers as strings, microseconds, a cursor."""
-    told = {
+    given = {
         "_BOOT_ID": boot,
         "__REALTIME_TIMESTAMP": str(round(wall_s * 1e6)),
         "__MONOTONIC_TIMESTAMP": str(round(monotonic_s * 1e6)),
         "__CURSOR": f"s=7d5e4ba0789f4f27a956939e078e8b3f;i=1b4;b={boot};m=3281eabe7;t=660c644686131;x=ac4649ea688b97de",
         "MESSAGE_ID": message_id,
     }
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(given).encode() + b"\n"
 
 
 @dataclass
@@ -276,15 +276,15 @@ def test_a_stop_in_order_counts_with_its_tail(seconds: float, drift_s: float) ->
     ],
 )
 def test_what_cannot_be_believed_is_no_sample(last: LastKnownMoment | str, because: str) -> None:
-    told = took_s(ORDER, last)
-    assert isinstance(told, str)
-    assert because in told
+    result = took_s(ORDER, last)
+    assert isinstance(result, str)
+    assert because in result
 
 
 @pytest.mark.parametrize(("seconds", "counts"), [(106.9, None), (107.5, 110.0), (111.0, 111.0)])
 def test_a_full_stop_that_was_cut_took_all_that_it_was_given(seconds: float, counts: float | None) -> None:
-    told = took_s(ORDER, word(seconds, stopped=False))
-    assert isinstance(told, str) if counts is None else told == pytest.approx(counts)
+    result = took_s(ORDER, word(seconds, stopped=False))
+    assert isinstance(result, str) if counts is None else result == pytest.approx(counts)
 
 
 def test_a_lesser_stop_that_was_cut_says_nothing() -> None:
@@ -347,9 +347,9 @@ async def test_a_mark_whose_clocks_disagree_is_no_sample(tmp_path: Path) -> None
     """The wall clock was set during the stop, or the host has slept."""
     path = tmp_path / "stopped"
     path.write_bytes(marked(52.0, drift_s=-3600.0))
-    told = took_s(ORDER, later(ORDER, word(20.0), await read_mark(path, BOOT)))
-    assert isinstance(told, str)
-    assert "two clocks" in told
+    result = took_s(ORDER, later(ORDER, word(20.0), await read_mark(path, BOOT)))
+    assert isinstance(result, str)
+    assert "two clocks" in result
 
 
 # --- What journalctl says ---------------------------------------------------------------------------------------------
@@ -389,9 +389,9 @@ def test_another_boots_entry_is_not_taken() -> None:
     ],
 )
 async def test_a_journal_that_cannot_tell(spawn: Journalctl, because: str) -> None:
-    told = await last_word(BOOT, spawn)
-    assert isinstance(told, str)
-    assert because in told
+    result = await last_word(BOOT, spawn)
+    assert isinstance(result, str)
+    assert because in result
 
 
 @pytest.mark.parametrize("name", ["unknown", "boot-a-of-the-test", "", "../../etc", "-1", PLAIN.upper()])
@@ -405,9 +405,9 @@ async def test_no_program_is_asked_for_what_is_no_boot(name: str) -> None:
 async def test_the_real_program_on_a_boot_that_never_was() -> None:
     """Its exit status and its words for a boot that it does not know are understood as "no sample"."""
     require("journalctl")
-    told = await last_word("00000000-0000-4000-8000-000000000000", run_child)
-    assert isinstance(told, str)
-    assert told.startswith("journalctl: ")
+    result = await last_word("00000000-0000-4000-8000-000000000000", run_child)
+    assert isinstance(result, str)
+    assert result.startswith("journalctl: ")
 
 
 JOURNALD = """
@@ -446,11 +446,11 @@ def test_the_last_word_of_a_real_journald(how: str, stopped: bool) -> None:
     before = time.time(), time.monotonic()
     ended = subprocess.run(argv, capture_output=True, timeout=100, check=False)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
-    told = parse(ended.stdout, boot)
-    assert isinstance(told, LastKnownMoment), ended.stderr
-    assert told.stopped is stopped
-    assert before[0] <= told.wall_s <= time.time()
-    assert before[1] <= told.monotonic_s <= time.monotonic()
+    result = parse(ended.stdout, boot)
+    assert isinstance(result, LastKnownMoment), ended.stderr
+    assert result.stopped is stopped
+    assert before[0] <= result.wall_s <= time.time()
+    assert before[1] <= result.monotonic_s <= time.monotonic()
 
 
 def test_the_word_of_journald_is_systemds_own() -> None:

@@ -116,11 +116,11 @@ def test_a_pause_that_frees_nothing_by_the_settings_is_no_pause_that_has_come() 
 def test_paused_load_from_the_gpus() -> None:
     daemon = scene()
     daemon.state = replace(daemon.state, learned=replace(daemon.state.learned, gpu_share=0.5))
-    told = term(daemon, "load_paused")
-    assert told.source == (
+    result = term(daemon, "load_paused")
+    assert result.source == (
         "load_now x 0.65 (GPUs draw 50 % of this host's load, a pause frees 70 % of that; llm pause)"
     )
-    assert told.value == pytest.approx(0.62 * 0.65)
+    assert result.value == pytest.approx(0.62 * 0.65)
     daemon.policy = replace(daemon.policy, paused_is_set=True)
     assert term(daemon, "load_paused").source == "load_now x 0.6 (settings; llm pause)"
 

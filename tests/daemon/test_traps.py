@@ -63,23 +63,23 @@ def families(daemon: Daemon) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 def test_without_a_port_there_are_no_series() -> None:
     """Absent, not nought: nobody counts what nobody listens for."""
-    told = families(scene())
-    assert len(told) == 5
-    assert all(samples == [] for samples in told.values())
+    result = families(scene())
+    assert len(result) == 5
+    assert all(samples == [] for samples in result.values())
 
 
 def test_every_result_has_a_series_from_the_start() -> None:
     """So that a rate sees the very first forged trap."""
     counts = TrapCounts(last_at_s={"rack-a": NOW_S - 60}, answered=2)
     counts.results["unknown_sender"] = 3
-    told = families(replace(scene(), traps=counts))
-    assert {labels["result"]: value for labels, value in told["traps"]} == {
+    outcome = families(replace(scene(), traps=counts))
+    assert {labels["result"]: value for labels, value in outcome["traps"]} == {
         **dict.fromkeys(RESULTS, 0.0),
         "unknown_sender": 3.0,
     }
-    assert told["traps_listening"] == [({}, 0.0)]
-    assert (told["traps_dropped"], told["traps_answered"]) == ([({}, 0.0)], [({}, 2.0)])
-    assert told["trap_last_timestamp_seconds"] == [({"ups": "rack-a"}, WALL_S - 60)]
+    assert outcome["traps_listening"] == [({}, 0.0)]
+    assert (outcome["traps_dropped"], outcome["traps_answered"]) == ([({}, 0.0)], [({}, 2.0)])
+    assert outcome["trap_last_timestamp_seconds"] == [({"ups": "rack-a"}, WALL_S - 60)]
 
 
 def test_a_hint_polls_every_source_of_the_ups_that_it_names(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ async def test_a_port_that_another_program_has_is_told_and_tried_again(tmp_path:
     port = free_port()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", port))
-        told = settings(tmp_path, f"traps: {{listen: 127.0.0.1, port: {port}}}\n")
-        parts = build(told, Ports(sources=lambda *_: []), lambda _: None)
+        result = settings(tmp_path, f"traps: {{listen: 127.0.0.1, port: {port}}}\n")
+        parts = build(result, Ports(sources=lambda *_: []), lambda _: None)
         task = asyncio.get_running_loop().create_task(parts.watchers["traps"]())  # type: ignore[arg-type]
         assert parts.traps is not None
         async with asyncio.timeout(60):
@@ -137,18 +137,18 @@ def test_status_tells_of_the_port() -> None:
     """Open or not, and why not; what came there; when each UPS's card last spoke."""
     assert traps_of(scene()) is None
     counts = TrapCounts(where="10.0.0.20 port 1162", closed_because="Address already in use")
-    told = traps_of(replace(scene(), traps=counts))
-    assert (told["listening"], told["because"]) == (False, "Address already in use")
-    assert describe_traps(told) == "NOT listening at 10.0.0.20 port 1162: Address already in use"
+    result = traps_of(replace(scene(), traps=counts))
+    assert (result["listening"], result["because"]) == (False, "Address already in use")
+    assert describe_traps(result) == "NOT listening at 10.0.0.20 port 1162: Address already in use"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as port:
         counts.listening = port
         counts.results["hint"] = 3
         counts.results["repeated"] = 9
         counts.results["unknown_sender"] = 2
         counts.last_at_s["rack-a"] = NOW_S - 5.0
-        told = traps_of(replace(scene(), traps=counts))
-        assert (told["listening"], told["because"], told["last_at"]) == (True, "", {"rack-a": WALL_S - 5.0})
-        assert describe_traps(told) == (
+        result = traps_of(replace(scene(), traps=counts))
+        assert (result["listening"], result["because"], result["last_at"]) == (True, "", {"rack-a": WALL_S - 5.0})
+        assert describe_traps(result) == (
             "listening at 10.0.0.20 port 1162; 3 triggered a poll (last: rack-a 5.0 s ago); 2 unknown sender"
         )
 
@@ -157,9 +157,9 @@ def traps_of(daemon: Daemon) -> Any:  # noqa: ANN401 - JSON
     return status(daemon)["traps"]
 
 
-def describe_traps(told: dict[str, Any]) -> str:
-    told_of = {**status(scene()), "traps": told}
-    line = next(line for line in describe(told_of, Paint()) if line.lstrip().startswith("traps"))
+def describe_traps(answer: dict[str, Any]) -> str:
+    reported_of = {**status(scene()), "traps": answer}
+    line = next(line for line in describe(reported_of, Paint()) if line.lstrip().startswith("traps"))
     return line.partition("traps")[2].strip()
 
 
@@ -189,15 +189,15 @@ async def test_a_port_that_cannot_be_had_says_why(tmp_path: Path) -> None:
 )
 def test_doctor_says_what_is_wrong_with_the_traps(results: dict[str, int], verdict: str, words: str) -> None:
     """Traps that come and are worth nothing are a mistake in the settings or the card; none at all may be calm."""
-    told = {"listen": "0.0.0.0 port 1162", "listening": True, "because": "", "results": TrapCounts().results | results}
-    (finding,) = trap_findings(told)
+    given = {"listen": "0.0.0.0 port 1162", "listening": True, "because": "", "results": TrapCounts().results | results}
+    (finding,) = trap_findings(given)
     assert (finding.verdict, words in finding.text) == (verdict, True)
 
 
 def test_doctor_warns_of_a_port_that_is_not_open_and_is_silent_where_none_is_wanted() -> None:
     assert trap_findings(None) == []
-    told = {"listen": "0.0.0.0 port 162", "listening": False, "because": "Permission denied", "results": {}}
-    (finding,) = trap_findings(told)
+    given = {"listen": "0.0.0.0 port 162", "listening": False, "because": "Permission denied", "results": {}}
+    (finding,) = trap_findings(given)
     assert finding.verdict == "WARN"
     assert "0.0.0.0 port 162: Permission denied" in finding.text
     assert "traps.port" in finding.fix

@@ -86,7 +86,7 @@ class Bench:
         if self.refuses:
             msg = "powerguard-off.socket is not listening"
             raise EffectorError(msg)
-        self.offs.append((action, str(self.told["state"]), self.device.timer[4]))
+        self.offs.append((action, str(self.record["state"]), self.device.timer[4]))
         if self.silent:
             msg = "powerguard-off has not answered"
             raise EffectorError(msg, timed_out=True)
@@ -100,7 +100,7 @@ class Bench:
         await asyncio.sleep(0)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         return dict(json.loads((self.device.folder / FILE).read_bytes()))
 
     async def run_until(self, true: Callable[[], object]) -> None:
@@ -132,20 +132,20 @@ async def test_it_is_written_down_then_armed_then_the_host_is_powered_off(device
         code, plan = await ask(path, "POST", "watchdog-drill-plan", {})
         assert (code, plan["refused"], plan["host"], plan["in_s"], plan["last"]) == (200, "", "gpu07", 120, None)
         for wrong in ("", "gpu08", "GPU07"):
-            code, told = await ask(path, "POST", "watchdog-drill", {"host": wrong})
-            assert (code, told["error"]) == (409, f"{wrong!r} is not this host's name: it is gpu07")
+            code, result = await ask(path, "POST", "watchdog-drill", {"host": wrong})
+            assert (code, result["error"]) == (409, f"{wrong!r} is not this host's name: it is gpu07")
         assert mine.offs == []
         began_s = boottime_s()
-        code, told = await ask(path, "POST", "watchdog-drill", {"host": "gpu07"})
-        assert (code, told["verb"]) == (202, "watchdog-drill")
-        assert 119.0 - (boottime_s() - began_s) <= told["in_s"] <= 120.0
+        code, result = await ask(path, "POST", "watchdog-drill", {"host": "gpu07"})
+        assert (code, result["verb"]) == (202, "watchdog-drill")
+        assert 119.0 - (boottime_s() - began_s) <= result["in_s"] <= 120.0
         ((order, state, armed),) = mine.offs
         assert (order.force_after_s, state, armed) == (60.0, "pending", True)
         notes = [(note.event, note.because.rsplit(", ")[-1]) for note in mine.daemon.notes]
         assert notes == [("watchdog_drill_armed", "begun by root"), ("power_off_ordered", "begun by root")]
-        assert mine.told["boot_id"] == BOOT
-        code, told = await ask(path, "POST", "watchdog-drill", {"host": "gpu07"})
-        assert (code, told["error"]) == (409, "this drill is already running")
+        assert mine.record["boot_id"] == BOOT
+        code, result = await ask(path, "POST", "watchdog-drill", {"host": "gpu07"})
+        assert (code, result["error"]) == (409, "this drill is already running")
         code, plan = await ask(path, "POST", "watchdog-drill-plan", {})
         assert (plan["last"]["state"], len(mine.offs)) == ("pending", 1)
     example = json.loads((REFERENCE / "watchdog-drill-plan.json").read_bytes())
@@ -163,7 +163,7 @@ def stale() -> Watched:
 
 @needs_device
 @pytest.mark.parametrize(
-    ("daemon", "told"),
+    ("daemon", "expected"),
     [
         (in_mode(ready(), Mode.DRY_RUN), "mode is dry-run"),
         (in_mode(ready(), Mode.REHEARSE), "mode is rehearse"),
@@ -173,9 +173,9 @@ def stale() -> Watched:
     ],
     ids=["dry-run", "rehearse", "on battery", "old checkpoint", "another power-off"],
 )
-async def test_it_is_refused_where_it_is_not_safe(device: IpmiDevice, daemon: Watched, told: str) -> None:
+async def test_it_is_refused_where_it_is_not_safe(device: IpmiDevice, daemon: Watched, expected: str) -> None:
     async with bench(device, daemon) as mine:
-        with pytest.raises(EffectorError, match=told):
+        with pytest.raises(EffectorError, match=expected):
             await mine.drill.begin("root", "gpu07")
         assert (mine.offs, (device.folder / FILE).exists(), "06/24" in device.heard) == ([], False, False)
 
@@ -223,8 +223,8 @@ async def test_what_was_done_is_taken_back_where_it_does_not_begin(device: IpmiD
             assert "06/24" not in device.heard
             return
         assert device.timer[1] == 0
-        assert mine.told["state"] == "failed"
-        assert str(mine.told["because"]).startswith("it did not start: ")
+        assert mine.record["state"] == "failed"
+        assert str(mine.record["because"]).startswith("it did not start: ")
         mine.refuses = False
         device.trick()
         assert await mine.drill.begin("root", "gpu07") > 100.0
@@ -267,13 +267,17 @@ async def test_the_next_boot_judges_stops_the_timer_and_from_then_on_it_may_be_a
         DrillFile(device.folder).store(OLD)
         device.set_board(cause=4)
         device.set_timer(4, 3, expired=0x10)
-        await mine.run_until(lambda: mine.told["state"] != "pending" and device.timer[1] == 0)
-        assert (mine.told["state"], mine.told["judged_wall_s"]) == ("passed", WALL_S)
-        assert mine.told["because"] == "restart cause watchdog; this boot began 80 s after the timer had fired"
+        await mine.run_until(lambda: mine.record["state"] != "pending" and device.timer[1] == 0)
+        assert (mine.record["state"], mine.record["judged_wall_s"]) == ("passed", WALL_S)
+        assert mine.record["because"] == "restart cause watchdog; this boot began 80 s after the timer had fired"
         assert dict(await mine.method.carry_out(CHECK))["drilled_wall_s"] == WALL_S
-        (told,) = mine.daemon.notes
-        assert (told.event, told.because, told.level) == ("watchdog_drill_judged", mine.told["because"], Level.INFO)
-        assert (dict(told.numbers), mine.daemon.checks) == ({"passed": True}, 1)
+        (result,) = mine.daemon.notes
+        assert (result.event, result.because, result.level) == (
+            "watchdog_drill_judged",
+            mine.record["because"],
+            Level.INFO,
+        )
+        assert (dict(result.numbers), mine.daemon.checks) == ({"passed": True}, 1)
 
 
 @needs_device
@@ -284,7 +288,7 @@ async def test_a_result_that_cannot_be_written_leaves_no_timer_running(device: I
         (device.folder / f".{FILE}.new").mkdir()
         device.set_timer(4, 3)
         await mine.run_until(lambda: mine.daemon.notes and mine.daemon.notes[-1].event == "watchdog_drill_unjudged")
-        assert (mine.told["state"], device.timer[1]) == ("pending", 0)
+        assert (mine.record["state"], device.timer[1]) == ("pending", 0)
 
 
 @needs_device
@@ -308,12 +312,12 @@ async def test_none_begins_before_the_last_one_is_judged(device: IpmiDevice) -> 
         assert "is not judged yet" in str((await mine.drill.plan())["refused"])
         with pytest.raises(EffectorError, match="is not judged yet"):
             await mine.drill.begin("root", "gpu07")
-        assert (mine.offs, mine.told["boot_id"]) == ([], OLD.boot_id)
+        assert (mine.offs, mine.record["boot_id"]) == ([], OLD.boot_id)
         judged.set()
         async with asyncio.timeout(60.0):
             while (await mine.drill.plan())["refused"]:  # noqa: ASYNC110 - a drill reports no end
                 await asyncio.sleep(0.1)
-        assert (mine.told["state"], device.timer[1]) == ("passed", 0)
+        assert (mine.record["state"], device.timer[1]) == ("passed", 0)
         assert await mine.drill.begin("root", "gpu07") > 100.0
         task.cancel()
 
@@ -323,13 +327,13 @@ async def test_another_board_or_a_bmc_that_does_not_answer_is_no_proof(device: I
     async with bench(device) as mine:
         DrillFile(device.folder).store(OLD)
         device.set_board(cause=4, firmware="0174")
-        await mine.run_until(lambda: mine.told["state"] != "pending")
-        assert mine.told["because"] == "board or firmware changed in between: firmware was 1.72, is 1.74"
+        await mine.run_until(lambda: mine.record["state"] != "pending")
+        assert mine.record["because"] == "board or firmware changed in between: firmware was 1.72, is 1.74"
     gone = WatchdogEffector(BmcOptions(kind="in-band", socket="/nowhere"), DrillFile(device.folder))
     other = Bench(device, ready(), gone)
     DrillFile(device.folder).store(OLD)
-    await other.run_until(lambda: other.told["state"] != "pending")
-    assert other.told["because"].startswith("the BMC could not be asked: /nowhere: powerguard-ipmi.socket is not")
+    await other.run_until(lambda: other.record["state"] != "pending")
+    assert other.record["because"].startswith("the BMC could not be asked: /nowhere: powerguard-ipmi.socket is not")
     assert other.rests.count(10.0) == 60
 
 
@@ -343,14 +347,14 @@ async def test_a_host_that_was_not_powered_off_has_its_timer_stopped(device: Ipm
         task = asyncio.get_running_loop().create_task(mine.drill.run())
         await asyncio.sleep(0.2)
         task.cancel()
-        assert (mine.told["state"], device.timer[1]) == ("pending", 3)
+        assert (mine.record["state"], device.timer[1]) == ("pending", 3)
         mine.stopping = False
-        await mine.run_until(lambda: mine.told["state"] == "failed")
-        assert (mine.told["because"], device.timer[1]) == ("the host was not powered off after it", 0)
+        await mine.run_until(lambda: mine.record["state"] == "failed")
+        assert (mine.record["because"], device.timer[1]) == ("the host was not powered off after it", 0)
         mine.method.drills.store(replace(OLD, state="failed"))
         running = asyncio.get_running_loop().create_task(mine.drill.run())
         await mine.drill.begin("root", "gpu07")
-        await until(lambda: mine.told["because"] == "the host was not powered off after it")
+        await until(lambda: mine.record["because"] == "the host was not powered off after it")
         running.cancel()
         assert 90.0 in mine.rests
         assert device.timer[1] == 0
@@ -366,11 +370,11 @@ async def test_an_order_that_may_still_be_obeyed_keeps_its_way_back(device: Ipmi
         with pytest.raises(EffectorError, match=r"has not answered; .* timer stays armed: .* still on in 90 s"):
             await mine.drill.begin("root", "gpu07")
         await until(lambda: 90.0 in mine.rests)
-        assert (mine.told["state"], device.timer[1], device.timer[4]) == ("pending", 3, True)
+        assert (mine.record["state"], device.timer[1], device.timer[4]) == ("pending", 3, True)
         running.cancel()
         mine.stopping = False
-        await mine.run_until(lambda: mine.told["state"] == "failed")
-        assert (mine.told["because"], device.timer[1]) == ("the host was not powered off after it", 0)
+        await mine.run_until(lambda: mine.record["state"] == "failed")
+        assert (mine.record["because"], device.timer[1]) == ("the host was not powered off after it", 0)
 
 
 @needs_device

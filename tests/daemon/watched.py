@@ -157,7 +157,7 @@ TRAINER = Trainer(
 
 
 def reading(**changes: object) -> Reading:
-    told = Reading(
+    result = Reading(
         at_s=NOW_S - 0.5,
         ups="rack-a",
         source="snmp:10.0.0.5",
@@ -168,7 +168,7 @@ def reading(**changes: object) -> Reading:
         input_v=231.0,
         provenance=(("load_pct", "upsAdvOutputLoad"), ("runtime_s", "upsAdvBatteryRunTimeRemaining")),
     )
-    return replace(told, **changes)  # type: ignore[arg-type]
+    return replace(result, **changes)  # type: ignore[arg-type]
 
 
 def outage(**changes: object) -> Outage:
@@ -224,11 +224,11 @@ def scene(name: str = "online") -> Watched:
     """Return a daemon in that phase, with everything in order."""
     phase = _phases()[name]
     dark = name in ("on_battery", "emergency_checkpoint", "holding", "shutdown")
-    told = reading()
+    result = reading()
     battery = Battery(at_s=NOW_S - 0.5, used=0.0, gauge=0.76, charged=0.75, left=0.74, load=0.62)
     trainer = TRAINER
     if dark:
-        told = reading(output_source=OutputSource.BATTERY, runtime_s=900.0, charge_pct=71.0, on_battery_s=60.0)
+        result = reading(output_source=OutputSource.BATTERY, runtime_s=900.0, charge_pct=71.0, on_battery_s=60.0)
         battery = replace(battery, used=0.21, gauge=0.55, charged=0.53, left=0.53)
     if name == "emergency_checkpoint":
         trainer = replace(
@@ -240,7 +240,7 @@ def scene(name: str = "online") -> Watched:
         )
     if name in ("holding", "shutdown"):
         battery = replace(battery, load=0.37)
-        told = replace(told, load_pct=37.0)
+        result = replace(result, load_pct=37.0)
         trainer = replace(
             trainer,
             activity=Activity.PAUSED,
@@ -260,7 +260,7 @@ def scene(name: str = "online") -> Watched:
             feed=Feed(
                 supply=Supply.BATTERY if dark else Supply.UTILITY,
                 since_s=NOW_S - 60.0 if dark else 1002.0,
-                reading=told,
+                reading=result,
             ),
             battery=battery,
             trainers=(trainer,),
@@ -332,7 +332,7 @@ def taught(name: str = "online") -> Watched:
 def drilled(result: str = "passed", age_s: float = 5 * DAY_S) -> Watched:
     """Return the same daemon after a drill; `running_drill` is one in its middle."""
     daemon = taught()
-    told = DrillReport(
+    outcome = DrillReport(
         id="6f1d2c3b-drill-48000",
         at_s=NOW_S - age_s,
         scopes=("full",),
@@ -363,7 +363,7 @@ def drilled(result: str = "passed", age_s: float = 5 * DAY_S) -> Watched:
             ("fits", True),
         ),
     )
-    daemon.state = replace(daemon.state, learned=replace(daemon.state.learned, drill=told))
+    daemon.state = replace(daemon.state, learned=replace(daemon.state.learned, drill=outcome))
     return daemon
 
 

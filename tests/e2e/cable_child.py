@@ -92,8 +92,8 @@ async def outage() -> None:
     async with world() as host:
         host.ups.utility = False
         cable(whole=False)
-        told = await host.note("battery_presumed")
-        assert "link near" in told.because, told
+        result = await host.note("battery_presumed")
+        assert "link near" in result.because, result
         await host.note("checkpoint_durable")
         await host.off()
         assert host.notes("checkpoint_durable")[0].at_s < host.actions("PowerOff")[0].at_s

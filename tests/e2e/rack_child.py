@@ -126,8 +126,8 @@ class Host:
         """Wait until journal, disk and trainer agree on the step that this host has paused at; return it."""
 
         def steps() -> tuple[object, ...]:
-            told = max((numbers(x)["step"] for x in self.lines() if x.event == "checkpoint_durable"), default=None)
-            return told, live.verified_step(self.stage.folder / "checkpoints"), self.stage.step
+            result = max((numbers(x)["step"] for x in self.lines() if x.event == "checkpoint_durable"), default=None)
+            return result, live.verified_step(self.stage.folder / "checkpoints"), self.stage.step
 
         try:
             await self.until(lambda: self.stage.paused and len(set(steps())) == 1, "one step")

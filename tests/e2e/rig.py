@@ -155,8 +155,8 @@ class Rig:
         self.pids.append(self.process.pid)
         if wait:
             await self.until(self._is_watching, "the daemon to watch UPS and trainers")
-            told = zip(self.trainers, looks, strict=True)
-            await self.until(lambda: all(t.looks > before for t, before in told), "the trainers to be looked at")
+            result = zip(self.trainers, looks, strict=True)
+            await self.until(lambda: all(t.looks > before for t, before in result), "the trainers to be looked at")
 
     async def _is_watching(self) -> bool:
         assert self.process is not None
@@ -296,11 +296,11 @@ class Rig:
     async def status_shows(self, holds: Callable[[dict[str, Any]], bool], what: str) -> None:
         """Wait until the status shows it: an answer may be a quarter of a second old."""
 
-        async def told() -> bool:
+        async def shown() -> bool:
             status = await self.status()
             return status is not None and holds(status)
 
-        await self.until(told, f"the status to show {what}")
+        await self.until(shown, f"the status to show {what}")
 
     async def metric(self, series: str) -> float | None:
         """The value of one series, written as in the scrape; None where there is none."""
@@ -314,10 +314,10 @@ class Rig:
     async def metric_becomes(self, series: str, value: float) -> None:
         """Wait for a metric to have this value: a scrape may be a quarter of a second old."""
 
-        async def told() -> bool:
+        async def has_value() -> bool:
             return await self.metric(series) == value
 
-        await self.until(told, f"{series} {value}")
+        await self.until(has_value, f"{series} {value}")
 
     # --- What holds in every outage ----------------------------------------------------------------------------------
 

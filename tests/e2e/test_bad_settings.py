@@ -43,13 +43,13 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
         began_s = time.process_time()
         status = main(["run", "--config", str(config)])
         used_s = time.process_time() - began_s
-        out, told = capfd.readouterr()
-        assert status == EX_CONFIG, told
-        assert used_s < AT_ONCE_S, told
+        out, captured = capfd.readouterr()
+        assert status == EX_CONFIG, captured
+        assert used_s < AT_ONCE_S, captured
         assert out == ""
-        assert "Traceback" not in told
-        assert told.strip()
-        return told
+        assert "Traceback" not in captured
+        assert captured.strip()
+        return captured
 
     return run
 
@@ -65,13 +65,13 @@ def run_alone(config: Path) -> str:
         timeout=LIMIT_S,
     )
     used_s = cpu_s() - used_s
-    told = ended.stderr.decode()
-    assert ended.returncode == EX_CONFIG, told
-    assert used_s < AT_ONCE_S, told
+    output = ended.stderr.decode()
+    assert ended.returncode == EX_CONFIG, output
+    assert used_s < AT_ONCE_S, output
     assert ended.stdout == b""
-    assert "Traceback" not in told
-    assert told.strip()
-    return told
+    assert "Traceback" not in output
+    assert output.strip()
+    return output
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_every_mistake_is_told_at_once(config: Path) -> None:
         GOOD.replace("rehearse", "rehears")
         + "budget: {margin: 20%, reserve_s: -1}\ntrainers:\n  - {name: llm, url: 'https://example.org'}\nbugdet: {}\n"
     )
-    told = run_alone(config).splitlines()
-    found = [line.removeprefix(f"{config}:").split(": ", 2) for line in told if line.startswith(f"{config}:")]
+    output = run_alone(config).splitlines()
+    found = [line.removeprefix(f"{config}:").split(": ", 2) for line in output if line.startswith(f"{config}:")]
     places = {setting: place for place, setting, _ in found}
     assert places["mode"] == "1:7"
     assert places["budget.margin"] == "6:18"
@@ -133,10 +133,10 @@ def _bomb() -> str:
 def test_hostile_settings_are_refused_in_words(config: Path, run: Run, hostile: Callable[[], str]) -> None:
     """Nothing that stands in the file can hang, crash or command the daemon, or write on the operator's terminal."""
     config.write_text(hostile(), encoding="utf-8")
-    told = run(config)
-    assert str(config) in told
-    assert "\x1b" not in told
-    assert len(told) < 20_000
+    result = run(config)
+    assert str(config) in result
+    assert "\x1b" not in result
+    assert len(result) < 20_000
 
 
 def test_a_file_that_is_no_text(config: Path, run: Run) -> None:

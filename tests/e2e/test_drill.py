@@ -44,17 +44,17 @@ async def test_a_trainer_is_saved_paused_measured_and_goes_on() -> None:
     async with live() as stage:
         async with asyncio.timeout(120.0):
             while True:
-                code, told = await ended(await drill(stage))
+                code, outcome = await ended(await drill(stage))
                 assert code == 1
-                if "no known checkpoint" in told["error"]:
+                if "no known checkpoint" in outcome["error"]:
                     break
-                assert "must be stable" in told["error"], told
+                assert "must be stable" in outcome["error"], outcome
                 await asyncio.sleep(1.0)
-        code, told = await ended(await drill(stage, "--scope", "checkpoint"))
-        assert (code, told["last"]["result"]) == (0, "passed")
-        code, told = await ended(await drill(stage))
-        figures = told["last"]["figures"]
-        assert (code, told["last"]["result"]) == (0, "passed"), told
+        code, outcome = await ended(await drill(stage, "--scope", "checkpoint"))
+        assert (code, outcome["last"]["result"]) == (0, "passed")
+        code, outcome = await ended(await drill(stage))
+        figures = outcome["last"]["figures"]
+        assert (code, outcome["last"]["result"]) == (0, "passed"), outcome
         assert figures["checkpoint_verified.toy"] is True
         assert (figures["load_before"], figures["load_paused"]) == (0.6, 0.36)
         assert figures["policy_verified"] is True
@@ -64,8 +64,8 @@ async def test_a_trainer_is_saved_paused_measured_and_goes_on() -> None:
         stopped = await drill(stage, "--scope", "pause")
         await until(lambda: stage.paused, 60.0)
         stopped.send_signal(signal.SIGINT)
-        code, told = await ended(stopped)
-        assert (code, told["last"]["result"]) == (1, "interrupted")
+        code, outcome = await ended(stopped)
+        assert (code, outcome["last"]["result"]) == (1, "interrupted")
         await trains_on(stage)
 
         killed = await drill(stage, "--scope", "pause")
@@ -77,7 +77,7 @@ async def test_a_trainer_is_saved_paused_measured_and_goes_on() -> None:
             "daemon again", sys.executable, "-P", "-m", "powerguard", "run", "--config",
             str(stage.folder / "powerguard.yaml"),
         )  # fmt: skip
-        code, told = await ended(killed)
-        assert (code, told["last"]["result"]) == (1, "interrupted")
-        assert told["last"]["because"] == "the daemon was restarted in the middle of it"
+        code, outcome = await ended(killed)
+        assert (code, outcome["last"]["result"]) == (1, "interrupted")
+        assert outcome["last"]["because"] == "the daemon was restarted in the middle of it"
         await trains_on(stage)

@@ -271,10 +271,10 @@ async def test_the_port_is_taken_and_the_admin_socket_cannot_be() -> None:
         squatter = await asyncio.start_server(lambda *_: None, "127.0.0.1", world.http_port)
         async with squatter:
             await world.start(wait=False)
-            told = await world.until(lambda: world.logged("socket_unavailable"), "the sockets to be missed")
+            result = await world.until(lambda: world.logged("socket_unavailable"), "the sockets to be missed")
             await world.until(lambda: len(world.logged("socket_unavailable")) == 3, "all three to be missed")
             because = " ".join(line["because"] for line in world.logged("socket_unavailable"))
-            assert {line["level"] for line in told} == {"error"}
+            assert {line["level"] for line in result} == {"error"}
             assert f"port {world.http_port}: " in because
             assert f"{world.settings['control']['socket']}: No such file or directory" in because
         await world.until(world.status, "the port to be served once it is free")

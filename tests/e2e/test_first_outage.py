@@ -60,9 +60,9 @@ def story_is_in_order(world: Rig, cut_at_s: float, off: Off, stop_s: float = STO
     """The journal tells every phase in turn, and each order stood in it before anybody could see its effect."""
     moved = [numbers(line)["new"] for line in world.notes("phase_changed")]
     assert moved == ["on_battery", "emergency_checkpoint", "holding", "shutdown"]
-    told = [line.event for line in world.lines() if line.kind == "note"]
+    found = [line.event for line in world.lines() if line.kind == "note"]
     wanted = ["outage_began", "checkpoint_ordered", "checkpoint_durable", "power_off_ordered", "power_off_accepted"]
-    assert [event for event in told if event in wanted] == wanted
+    assert [event for event in found if event in wanted] == wanted
     stamps = [line.at_s for line in world.lines()]
     assert stamps == sorted(stamps)
     assert stamps[0] >= cut_at_s - 60.0

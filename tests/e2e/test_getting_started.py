@@ -71,8 +71,8 @@ class Desk:
         return ended.stdout
 
     def status(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.run("status --config", "--json", may=(0, 1, 2, 3, 4)))
-        return told if told.get("reachable") else {}
+        answer: dict[str, Any] = json.loads(self.run("status --config", "--json", may=(0, 1, 2, 3, 4)))
+        return answer if answer.get("reachable") else {}
 
     def phase(self) -> str:
         """The phase, as the daemon's metrics show it: asking costs less than starting a program each time."""
@@ -141,8 +141,8 @@ def test_the_page_from_the_first_command_to_the_last(desk: Desk) -> None:
 
     press_enter(ups)
     desk.until(lambda: desk.phase() == "holding", "no hold on battery")
-    told = desk.status()
-    assert (told["phase"], told["trainers"][0]["paused"]) == ("holding", True)
+    shown = desk.status()
+    assert (shown["phase"], shown["trainers"][0]["paused"]) == ("holding", True)
     desk.until(lambda: desk.phase() == "shutdown", "the power-off is not rehearsed")
     press_enter(ups)
     desk.until(lambda: desk.phase() == "online", "utility does not end the rehearsal")

@@ -118,13 +118,13 @@ class Nut:
     def tells(self, status: str) -> Callable[[], Awaitable[bool]]:
         """Return what asks upsd whether the UPS says just this, be it with an upsmon's FSD before it; for Rig.until."""
 
-        async def told() -> bool:
+        async def is_reported() -> bool:
             with contextlib.suppress(OSError):
                 said = (await self.ask(f"GET VAR {UPS} ups.status"))[0].partition('"')[2]
                 return said.removeprefix("FSD ") == f'{status}"'
             return False
 
-        return told
+        return is_reported
 
     async def is_watched(self) -> bool:
         return (await self.ask(f"GET NUMLOGINS {UPS}"))[0] == f"NUMLOGINS {UPS} 1"
@@ -139,7 +139,7 @@ class Nut:
         """Start upsmon with these lines beside the usual ones. shutdown: SHUTDOWNCMD; ours by default."""
         ours = f"{self.hooks}/powerguard-shutdown {self.folder}/shut.sh the default"
         flags = [f"NOTIFYFLAG {kind} SYSLOG+EXEC" for kind in TYPES]
-        told = [
+        found = [
             f"RUN_AS_USER {user}",
             f"MONITOR {self.name} 1 mon {MON_PASSWORD} primary",
             f'SHUTDOWNCMD "{shutdown or ours}"',
@@ -147,7 +147,7 @@ class Nut:
             *flags,
             *lines,
         ]
-        self.write("upsmon.conf", "\n".join(told) + "\n")
+        self.write("upsmon.conf", "\n".join(found) + "\n")
         isolated = "mount -t tmpfs tmpfs /run && mkdir /run/nut && exec " + shlex.join([require("upsmon"), "-F"])
         await self.spawn("unshare", "-m", "sh", "-c", isolated, log=self.folder / "upsmon.log")
 

@@ -35,7 +35,7 @@ class Eager:
     """A card that answers at once, and again and again."""
 
     def __init__(self) -> None:
-        self.told = asyncio.Event()
+        self.published = asyncio.Event()
 
     def poll_now(self) -> None:
         pass
@@ -54,7 +54,7 @@ class Eager:
                     load_pct=50.0,
                 )
             )
-            self.told.set()
+            self.published.set()
             await asyncio.sleep(0.01)
 
 
@@ -88,7 +88,7 @@ async def test_a_quick_reading_does_not_make_us_forget_the_outage(tmp_path: Path
     loop = Loop(parts, journal_at(path), clock=boottime_s, wall=time.time, notifier=Notifier.take({}))
     running = asyncio.get_running_loop().create_task(loop.run())
     async with asyncio.timeout(LIMIT_S):
-        await source.told.wait()
+        await source.published.wait()
         # Long enough for a step that is answered too early to be written, and to be seen below.
         await asyncio.sleep(5 * DISK_S)
     loop.stop()

@@ -82,7 +82,7 @@ class Node:
         its = {"key": self.key(host), "bmc": bmc, "feeds": ["rack-a"], "stagger_s": stagger_s}
         self.settings["hosts"][host] = its
 
-    def told(self, host: str) -> dict[str, Any]:
+    def settings_of(self, host: str) -> dict[str, Any]:
         """What a host's own settings say of it."""
         return {
             "kind": "http",
@@ -94,8 +94,8 @@ class Node:
 
     def of(self, host: str) -> SentinelEffector:
         """The host's side of it, for hosts whose daemon does not run here."""
-        told = self.told(host)
-        return SentinelEffector(SentinelOptions(**(told | {"key": Secret(**told["key"])})), feeds=("rack-a",))
+        result = self.settings_of(host)
+        return SentinelEffector(SentinelOptions(**(result | {"key": Secret(**result["key"])})), feeds=("rack-a",))
 
     async def start(self) -> None:
         """Start it, and wait until hosts can reach it."""
@@ -153,8 +153,8 @@ async def node(world: Rig, *, pace: float) -> AsyncIterator[Node]:
 
 def redfish(world: Rig, bmc: OwnRedfish, certificate: Path) -> dict[str, Any]:
     password = world.secret("redfish-password", PASSWORD)
-    told = {"kind": "redfish", "host": "127.0.0.1", "https_port": bmc.port, "user": USER, "password": password}
-    return {**told, "ca": str(certificate)}
+    given = {"kind": "redfish", "host": "127.0.0.1", "https_port": bmc.port, "user": USER, "password": password}
+    return {**given, "ca": str(certificate)}
 
 
 def ipmi(world: Rig, bmc: IpmiSim) -> dict[str, Any]:
@@ -229,9 +229,9 @@ async def test_another_host_powers_it_on_and_the_report_says_so(tmp_path: Path, 
             return sim.orders if sim is not None and host == "node-1" else bmcs[host].resets
 
         await sentinel.start()
-        world.settings["sentinel"] = sentinel.told("node-1")
+        world.settings["sentinel"] = sentinel.settings_of("node-1")
         await world.start()
-        await world.status_shows(lambda told: layer(told)["stands"] == "armed", "layer C armed")
+        await world.status_shows(lambda given: layer(given)["stands"] == "armed", "layer C armed")
 
         world.ups.utility = False
         await world.off()
@@ -319,8 +319,8 @@ async def test_the_next_cut_meets_its_boot(tmp_path: Path, kind: str) -> None:
         await logged("intent_ended", 1, how="switched_off")
         if sim is None:
             assert bmc.resets == ["On", "On"]
-        told = dict(await sentinel.of("node-1").carry_out(disarm("node-1")))
-        assert (told["disarmed"], told["orders"]) == (False, 2)
+        detail = dict(await sentinel.of("node-1").carry_out(disarm("node-1")))
+        assert (detail["disarmed"], detail["orders"]) == (False, 2)
         assert "Traceback" not in sentinel.log()
 
 
@@ -339,17 +339,17 @@ async def boot(world: Rig) -> None:
             *world.notes("power_on_found_disarmed", method="sentinel"),
         ]
 
-    (told_by,) = await world.until(taken_back, "its word to be taken back")
-    assert "has powered this host on" in told_by.because
+    (reported_by,) = await world.until(taken_back, "its word to be taken back")
+    assert "has powered this host on" in reported_by.because
     await world.note("outage_ended")
-    told = json.loads((await powerguard("report", "--json", "--journal", str(world.journal)))[1])
-    assert (told["outcome"], told["recovery"]["powered_on_by"]) == ("clean_shutdown", "sentinel")
+    answer = json.loads((await powerguard("report", "--json", "--journal", str(world.journal)))[1])
+    assert (answer["outcome"], answer["recovery"]["powered_on_by"]) == ("clean_shutdown", "sentinel")
     world.no_traceback()
 
 
-def layer(told: Mapping[str, Any]) -> Mapping[str, Any]:
+def layer(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """Layer C, as the status tells it."""
-    return next(each for each in told["power_on"]["layers"] if each["layer"] == "C")
+    return next(each for each in answer["power_on"]["layers"] if each["layer"] == "C")
 
 
 @contextlib.asynccontextmanager
@@ -394,7 +394,7 @@ async def test_sentinels_of_no_use_are_told_and_hold_nothing_up(tmp_path: Path) 
         hung = await stack.enter_async_context(silent())
         stranger = await stack.enter_async_context(silent(make_certificate(tmp_path / "other")))
         # Its key is another than what the sentinel has for it.
-        world.settings["sentinel"] = sentinel.told("node-9") | {
+        world.settings["sentinel"] = sentinel.settings_of("node-9") | {
             "key": world.secret("wrong", "w" * 64),
             "urls": [absent, hung, sentinel.url, stranger],  # a status cuts long words off
         }
@@ -424,7 +424,7 @@ async def test_sentinels_of_no_use_are_told_and_hold_nothing_up(tmp_path: Path) 
         assert off.deadline_s > 0.0
         blocked = world.notes("power_on_blocked", method="sentinel")[-1].because
         assert all(each in blocked for each in ("no sentinel has stored it", *words))
-        await world.status_shows(lambda told: layer(told)["stands"] == "blocked", "layer C blocked")
+        await world.status_shows(lambda given: layer(given)["stands"] == "blocked", "layer C blocked")
         assert numbers(await world.note("power_on_armed", method="output"))["returns"] == "cycles"
         assert world.ups.output.off_at_s is not None
         assert not sentinel.logged("intent_stored")

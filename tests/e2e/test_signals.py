@@ -50,9 +50,9 @@ async def test_sigterm_on_battery_is_recorded_and_the_same_boot_goes_on() -> Non
         assert numbers(seen)["phase"] == "on_battery"
         asked = [line for line in world.actions("EnsurePolicy") if line.at_s >= seen.at_s]
         assert len(asked) == 1
-        told = [line.event for line in world.lines() if line.action == asked[0].action]
+        found = [line.event for line in world.lines() if line.action == asked[0].action]
         # On a busy machine the BMC may answer after the daemon's time to end; the next one asks again.
-        assert told in (["EnsurePolicy", "Done"], ["EnsurePolicy"])
+        assert found in (["EnsurePolicy", "Done"], ["EnsurePolicy"])
         assert len(bmc.heard) > asked_before
         await world.start(wait=False)
         await world.off()

@@ -101,8 +101,8 @@ class Operator:
 
     def status(self) -> dict[str, Any]:
         """Return the object of status; {} while the daemon is down."""
-        told: dict[str, Any] = json.loads(self.types("status", "--json")[1])
-        return told if told.get("reachable") else {}
+        answer: dict[str, Any] = json.loads(self.types("status", "--json")[1])
+        return answer if answer.get("reachable") else {}
 
     def writes(self, text: str) -> None:
         """Put the settings in place."""

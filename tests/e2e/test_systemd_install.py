@@ -109,14 +109,14 @@ def test_installed_started_used_and_taken_away() -> None:
     """The whole life of it on one host; each run says what it did, and the second one did nothing."""
     with host() as container:
         before = listing(container)
-        told = install(container, "--resume-unit", "train.service")
-        assert told["next"] != [], "no settings yet, so no daemon"
+        ended = install(container, "--resume-unit", "train.service")
+        assert ended["next"] != [], "no settings yet, so no daemon"
         assert not is_active(container, "powerguard.service")
         assert is_active(container, "powerguard-off.socket")
         write(container, GOOD)
-        told = install(container)
-        assert told["doubts"] == [], "no circle with the units of the host, and polkit is there"
-        assert {row["did"] for row in told["files"]} == {"unchanged", "written"}
+        ended = install(container)
+        assert ended["doubts"] == [], "no circle with the units of the host, and polkit is there"
+        assert {row["did"] for row in ended["files"]} == {"unchanged", "written"}
         until(
             lambda: is_active(container, "powerguard.service"), "the daemon is not ready, with a UPS that is not there"
         )
@@ -140,8 +140,8 @@ def test_installed_started_used_and_taken_away() -> None:
         container.check(*start, "start", "powerguard-resume.target")
         assert is_active(container, "train.service")
 
-        told = say(container, "uninstall")
-        assert told["is_done"]
+        ended = say(container, "uninstall")
+        assert ended["is_done"]
         for unit in ("powerguard.service", "powerguard-off.socket"):
             assert not is_active(container, unit)
         assert shown(container, "powerguard.service", "LoadState") == "not-found"
@@ -181,8 +181,8 @@ def test_no_user_can_fill_run() -> None:
         container.check("systemctl", "restart", "powerguard.service")
         assert container.run("test", "-e", f"{folder}/filler").returncode == 0, "it outlives the daemon"
 
-        told = say(container, "uninstall")
-        assert next(row["did"] for row in told["files"] if row["path"] == folder).startswith("kept")
+        answer = say(container, "uninstall")
+        assert next(row["did"] for row in answer["files"] if row["path"] == folder).startswith("kept")
         container.check("bash", "-c", f"rm {folder}/*; umount {folder}; touch {folder}/train.sock")
         assert any(folder in doubt for doubt in install(container)["doubts"])
         assert container.run(*mounted).returncode != 0, "it would hide the socket of training that runs"
@@ -215,14 +215,14 @@ def test_an_outage_is_no_time_to_uninstall() -> None:
         container.check("systemctl", "kill", "--signal=KILL", "powerguard.service")
         container.check("systemctl", "stop", "powerguard.service")
         assert "as the daemon last wrote" in say(container, "uninstall", status=1)["error"]
-        told = say(container, "uninstall", "--force")
-        assert told["is_done"]
-        assert any("outage" in doubt for doubt in told["doubts"])
+        answer = say(container, "uninstall", "--force")
+        assert answer["is_done"]
+        assert any("outage" in doubt for doubt in answer["doubts"])
 
 
 def reasons(container: Container) -> set[str]:
-    told = container.run("/opt/powerguard/bin/powerguard", "status", "--json").stdout
-    return {reason["name"] for reason in json.loads(told).get("reasons", ())}
+    ended = container.run("/opt/powerguard/bin/powerguard", "status", "--json").stdout
+    return {reason["name"] for reason in json.loads(ended).get("reasons", ())}
 
 
 def test_the_power_off_listens_again_after_restart_crash_and_reinstall() -> None:
@@ -230,8 +230,8 @@ def test_the_power_off_listens_again_after_restart_crash_and_reinstall() -> None
     socket, word = "powerguard-off.socket", "/run/powerguard-off/word"
 
     def power_off_check() -> str:
-        told = json.loads(container.run("/opt/powerguard/bin/powerguard", "doctor", "--json").stdout)
-        return next(str(each["verdict"]) for each in told["checks"] if each["name"] == "host.power_off")
+        answer = json.loads(container.run("/opt/powerguard/bin/powerguard", "doctor", "--json").stdout)
+        return next(str(each["verdict"]) for each in answer["checks"] if each["name"] == "host.power_off")
 
     drop_in = f"{UNITS}/powerguard.service.d/one-boot-id.conf"
     with host({drop_in: ONE_BOOT_ID}) as container:
@@ -339,9 +339,14 @@ def test_the_watchdog_is_looked_at_before_sysinit_and_holds_nothing_up() -> None
     circle = {f"{UNITS}/circle.service": CIRCLE, f"{UNITS}/basic.target.d/x.conf": "[Unit]\nWants=circle.service\n"}
     with host(circle) as container:
         write(container, GOOD)
-        told = install(container, "--with", "ipmi", status=1)
-        assert any("powerguard.service" in doubt and "wait for each other" in doubt for doubt in told["doubts"]), told
-        assert [row["command"].split()[0] for row in told["steps"] if row["did"] != "done"] == ["modprobe", "modprobe"]
+        finished = install(container, "--with", "ipmi", status=1)
+        assert any("powerguard.service" in doubt and "wait for each other" in doubt for doubt in finished["doubts"]), (
+            finished
+        )
+        assert [row["command"].split()[0] for row in finished["steps"] if row["did"] != "done"] == [
+            "modprobe",
+            "modprobe",
+        ]
         unit = "powerguard-disarm.service"
         container.check("systemctl", "stop", "powerguard.service")
         container.check("rm", "-rf", "/run/powerguard")

@@ -77,7 +77,7 @@ def test_training_has_resumed_within_the_bar_and_nobody_slept(capsys: pytest.Cap
         with host(root) as container, card(ups, container.network):
             story.until("outage_ended", 180)
             container.check("mountpoint", "--quiet", "/run/powerguard-trainers")  # at boot, by the unit
-            told = say(container, "report")
+            reply = say(container, "report")
             shown = container.check("systemctl", "show", "--property=UserspaceTimestampMonotonic", "--value")
         saved = [numbers(line)["step"] for line in story.notes("checkpoint_durable")]
         with read_only(root / "var/lib/powerguard/journal.sqlite") as db:
@@ -85,10 +85,10 @@ def test_training_has_resumed_within_the_bar_and_nobody_slept(capsys: pytest.Cap
     (returned,) = (line for line in lines if line.event == "host_returned")
     since = {line.event: line for line in lines if line.seq >= returned.seq and line.kind in ("note", "action")}
     checked, ended = since["host_checked"], since["outage_ended"]
-    back = told["recovery"]
+    back = reply["recovery"]
     parts = {name: back[name] for name in ("stop_s", "gate_s", "check_s", "start_s", "resumed_s", "ours_s")}
     assert None not in parts.values(), parts
-    assert told["outcome"] == "clean_shutdown"
+    assert reply["outcome"] == "clean_shutdown"
     assert f"toy: step {saved[-1]} (whole) in /var/lib/toy" in str(numbers(checked)["newest"])
     assert int(ended.because.rpartition(" ")[2]) >= int(str(saved[-1])), "it went on where it was"
 

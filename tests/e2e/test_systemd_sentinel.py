@@ -65,8 +65,8 @@ def test_started_by_a_person_reloaded_and_taken_away() -> None:
         for name in ("n1", "bmc"):
             write(container, f"/etc/powerguard/secrets/{name}", f"{name:-<64}")
         write(container, SETTINGS, GOOD)
-        (told,) = (line for line in install(container)["next"] if "sentinel" in line)
-        assert f"systemctl enable --now {UNIT}" in told
+        (result,) = (line for line in install(container)["next"] if "sentinel" in line)
+        assert f"systemctl enable --now {UNIT}" in result
         assert verdicts(container) == ["FAIL"]
         container.check("systemctl", "enable", "--now", UNIT)
         assert verdicts(container) == ["PASS"]

@@ -14,11 +14,11 @@ async def answering(tmp_path: Path, *answers: bytes | None) -> AsyncIterator[tup
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.append(await reader.readline())
-        told = left.pop(0) if left else answers[-1]
-        if told is None:
+        result = left.pop(0) if left else answers[-1]
+        if result is None:
             await never.wait()
         else:
-            writer.write(told)
+            writer.write(result)
         writer.close()
 
     server = await asyncio.start_unix_server(answer, path)

@@ -82,7 +82,7 @@ async def test_a_link_to_another_filesystem_is_flushed_too(tmp_path: Path) -> No
     (tmp_path / "ckpt").symlink_to("/dev/shm")
     code = (
         "import runpy, sys; sys.argv = sys.argv[1:]; "
-        "sys.addaudithook(lambda name, told: name == 'open' and print(told[0])); "
+        "sys.addaudithook(lambda name, arguments: name == 'open' and print(arguments[0])); "
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     opened: list[str] = []

@@ -17,7 +17,7 @@ class Systemctl:
     """Answers `systemctl show` for units, as systemd 252 prints it: one block for each, properties in any order."""
 
     def __init__(self, **units: str | None) -> None:
-        self.units = {name.replace("__", ".").replace("_", "-"): told for name, told in units.items()}
+        self.units = {name.replace("__", ".").replace("_", "-"): each for name, each in units.items()}
 
     async def __call__(
         self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
@@ -27,10 +27,10 @@ class Systemctl:
         asked = argv[list(argv).index("--") + 1 :]
         blocks = []
         for unit in asked:
-            told = self.units.get(unit, "LoadState=not-found")
-            if told is None:
+            result = self.units.get(unit, "LoadState=not-found")
+            if result is None:
                 raise FileNotFoundError(2, "No such file or directory", "systemctl")
-            blocks.append("\n".join([f"Id={unit}", *told.split(";")]))
+            blocks.append("\n".join([f"Id={unit}", *result.split(";")]))
         return Ended(returncode=0, stdout="\n\n".join(blocks).encode() + b"\n", stderr=b"")
 
 

@@ -42,8 +42,8 @@ def full_disk() -> Iterator[None]:
 
 SERVES = """import sys
 from powerguard.effectors.root_helper import serve
-def carry_out(told):
-    print(told["word"], file=sys.stderr)
+def carry_out(request):
+    print(request["word"], file=sys.stderr)
     return {"ok": True}
 sys.exit(serve(carry_out, awaited=("stop",)))
 """
@@ -215,11 +215,11 @@ def heard(line: bytes) -> Mapping[str, object]:
     try:
         os.write(writing, line)
         os.close(writing)
-        told = read_line(reading, boottime_s() + 5.0)
+        result = read_line(reading, boottime_s() + 5.0)
     finally:
         os.close(reading)
-    assert told is not None
-    return parse_object(told)
+    assert result is not None
+    return parse_object(result)
 
 
 @pytest.mark.parametrize(

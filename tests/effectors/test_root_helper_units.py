@@ -175,11 +175,11 @@ def test_the_watch_runs_whenever_something_is_kept_and_is_never_given_up_on(help
 
 def test_the_units_say_words_that_the_helper_knows(helper: Helper, capsys: pytest.CaptureFixture[str]) -> None:
     assert helper.run(["--help"]) == 0
-    told = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     for name, word in ((helper.served, "serve"), (helper.watching, "watch")):
         argv = Unit(name)["Service"]["ExecStart"].split()
         assert argv[1:] == ["-I", "-S", "/usr/lib/powerguard/powerguard-helper", helper.module, word]
-        assert word in told
+        assert word in stdout
 
 
 @pytest.fixture
@@ -206,8 +206,8 @@ def test_no_other_packages_code_runs_in_a_root_helper(prefix: Path, name: str) -
     python, *words, _ = Unit(name)["Service"]["ExecStart"].split()
     assert python == "/opt/powerguard/bin/python"
     words = [word.replace("/usr/lib/powerguard", str(SYSTEMD)) for word in words]
-    told = subprocess.run([prefix / "bin/python", *words, "--help"], capture_output=True, check=False, timeout=60)
-    assert told.returncode == 0, told.stderr
+    ended = subprocess.run([prefix / "bin/python", *words, "--help"], capture_output=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stderr
     assert not (prefix / "ran").exists()
     words.remove("-S")
     subprocess.run([prefix / "bin/python", *words, "--help"], capture_output=True, check=True, timeout=60)

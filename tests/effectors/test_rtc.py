@@ -46,7 +46,7 @@ class Driver:
         if not self.stands_still:
             self.exact += timedelta(seconds=seconds)
 
-    def ioctl(self, descriptor: int, number: int, told: bytearray) -> object:
+    def ioctl(self, descriptor: int, number: int, given: bytearray) -> object:
         assert os.fstat(descriptor)
         self.asked.append(number)
         if self.hangs is not None:
@@ -54,16 +54,16 @@ class Driver:
         if number in self.fails:
             raise OSError(self.fails[number], os.strerror(self.fails[number]))
         if number == RTC_RD_TIME:
-            told[:] = self._fields(self.exact)
+            given[:] = self._fields(self.exact)
         elif number == RTC_WKALM_RD:
             fields = FIELDS.pack(*[-1] * 9) if self.at is None else self._fields(self.at)
-            told[:] = bytes((self.enabled, 0, 0, 0)) + fields
+            given[:] = bytes((self.enabled, 0, 0, 0)) + fields
         elif number == RTC_WKALM_SET:
-            second, minute, hour, day, month, year = FIELDS.unpack(told[4:])[:6]
+            second, minute, hour, day, month, year = FIELDS.unpack(given[4:])[:6]
             self.at = datetime(year + 1900, month + 1, day, hour, minute, second)  # noqa: DTZ001 - as above
-            self.enabled = bool(told[0]) and not self.lies
+            self.enabled = bool(given[0]) and not self.lies
         elif number == RTC_PARAM_GET and self.features is not None:
-            told[8:16] = self.features.to_bytes(8, "little")
+            given[8:16] = self.features.to_bytes(8, "little")
         else:
             raise OSError(errno.ENOTTY, "Inappropriate ioctl for device")
         return 0
@@ -119,14 +119,14 @@ def disarm() -> DisarmPowerOn:
     return DisarmPowerOn(id="d", by_s=by_s(), method=PowerOnMethod.RTC, outage="o1")
 
 
-def told(detail: Detail) -> dict[str, object]:
+def detail_of(detail: Detail) -> dict[str, object]:
     return dict(detail)
 
 
 @pytest.mark.parametrize("in_s", [0.0, 1.0, 599.2, 3600.0])
 async def test_never_too_early_and_read_back(driver: Driver, device: Path, in_s: float) -> None:
     """The clock says 22:00:00 from 22:00:00.0 to .999: counted from what it says, an alarm may come a second early."""
-    answer = told(await effector(driver, device).carry_out(arm(in_s)))
+    answer = detail_of(await effector(driver, device).carry_out(arm(in_s)))
     assert driver.at is not None
     assert driver.enabled
     assert 0 <= (driver.at - driver.exact).total_seconds() - in_s <= 2
@@ -139,10 +139,13 @@ async def test_the_next_boot_takes_it_back_and_twice_is_as_good_as_once(driver: 
     await effector(driver, device).carry_out(arm(900))
     assert driver.at == START + timedelta(seconds=901)
     after = effector(driver, device)
-    assert told(await after.carry_out(disarm())) == {"disarmed": True, "alarm": str(START + timedelta(seconds=901))}
+    assert detail_of(await after.carry_out(disarm())) == {
+        "disarmed": True,
+        "alarm": str(START + timedelta(seconds=901)),
+    }
     assert not driver.enabled
     driver.asked.clear()
-    assert told(await after.carry_out(disarm())) == {"disarmed": False, "alarm": None}
+    assert detail_of(await after.carry_out(disarm())) == {"disarmed": False, "alarm": None}
     assert driver.asked == [], "a host that has armed none does not even need the device"
 
 
@@ -154,7 +157,7 @@ async def test_somebody_elses_alarm_is_told_and_left_alone(driver: Driver, devic
     for order in (check(), arm(60)):
         with pytest.raises(EffectorError, match=r"alarm is set for 2026-11-22 06:00:00 .*rtcwake -m disable"):
             await effector(driver, device).carry_out(order)
-    assert told(await effector(driver, device).carry_out(disarm()))["left_alone"] == str(theirs)
+    assert detail_of(await effector(driver, device).carry_out(disarm()))["left_alone"] == str(theirs)
     assert (driver.at, driver.enabled) == (theirs, True)
 
 
@@ -172,11 +175,11 @@ async def test_killed_between_writing_down_and_setting(driver: Driver, device: P
     with pytest.raises(EffectorError, match="does not accept an alarm"):
         await effector(driver, device).carry_out(arm(90_000))
     driver.fails.clear()
-    assert told(await effector(driver, device).carry_out(disarm()))["alarm"] == str(START + timedelta(seconds=601))
+    assert detail_of(await effector(driver, device).carry_out(disarm()))["alarm"] == str(START + timedelta(seconds=601))
 
 
 async def test_a_check_changes_nothing_and_tells_how_far_the_clock_is_off(driver: Driver, device: Path) -> None:
-    answer = told(await effector(driver, device, system=START - timedelta(seconds=40)).carry_out(check()))
+    answer = detail_of(await effector(driver, device, system=START - timedelta(seconds=40)).carry_out(check()))
     assert answer == {"clock": "2026-11-21 22:00:01", "clock_off_s": 41.0}
     assert RTC_WKALM_SET not in driver.asked
     assert not device.with_name("rtc-alarm.json").exists()
@@ -199,7 +202,7 @@ async def test_what_blocks_it_is_told_beforehand(device: Path, is_so: dict[str, 
 
 async def test_an_older_kernel_tells_no_features(driver: Driver, device: Path) -> None:
     driver.features = None
-    assert "clock" in told(await effector(driver, device).carry_out(check()))
+    assert "clock" in detail_of(await effector(driver, device).carry_out(check()))
 
 
 async def test_a_clock_that_acknowledges_and_does_nothing(driver: Driver, device: Path) -> None:
@@ -213,7 +216,7 @@ async def test_a_file_that_is_no_file_of_ours_names_nothing(driver: Driver, devi
     """Cut by the power, or written by somebody: what is set then is not ours, and is told."""
     device.with_name("rtc-alarm.json").write_bytes(content)
     driver.at, driver.enabled = START + timedelta(hours=1), True
-    assert told(await effector(driver, device).carry_out(disarm())) == {"disarmed": False, "alarm": None}
+    assert detail_of(await effector(driver, device).carry_out(disarm())) == {"disarmed": False, "alarm": None}
     with pytest.raises(EffectorError, match="another program's alarm"):
         await effector(driver, device).carry_out(arm(60))
 
@@ -229,16 +232,16 @@ async def test_a_file_that_could_not_be_read_is_read_again(driver: Driver, devic
         await next_boot.carry_out(disarm())
     assert driver.enabled
     away.replace(kept)
-    assert told(await next_boot.carry_out(disarm()))["disarmed"]
+    assert detail_of(await next_boot.carry_out(disarm()))["disarmed"]
     assert not driver.enabled
 
 
 async def test_a_file_that_cannot_be_written_keeps_no_alarm_from_being_set(driver: Driver, device: Path) -> None:
     device.with_name("rtc-alarm.json").mkdir()
     mine = effector(driver, device)
-    assert told(await mine.carry_out(arm(60)))["is_kept"] is False
+    assert detail_of(await mine.carry_out(arm(60)))["is_kept"] is False
     assert driver.enabled
-    assert told(await mine.carry_out(disarm()))["alarm"] is not None, "this daemon still knows"
+    assert detail_of(await mine.carry_out(disarm()))["alarm"] is not None, "this daemon still knows"
 
 
 async def test_a_driver_that_hangs_costs_one_thread_and_each_order_its_own_time(driver: Driver, device: Path) -> None:
@@ -253,7 +256,7 @@ async def test_a_driver_that_hangs_costs_one_thread_and_each_order_its_own_time(
             await asyncio.sleep(0.01)
     assert len(driver.asked) == 1
     driver.hangs.set()
-    assert "clock" not in told(await mine.carry_out(arm(60))), "it came back, and so does the effector"
+    assert "clock" not in detail_of(await mine.carry_out(arm(60))), "it came back, and so does the effector"
     assert driver.enabled
 
 
@@ -278,8 +281,8 @@ async def test_an_order_that_comes_during_a_check_waits_for_it(driver: Driver, d
         looked = tasks.create_task(mine.carry_out(check()))
         armed = tasks.create_task(mine.carry_out(arm(60)))
         asyncio.get_running_loop().call_later(0.05, driver.hangs.set)
-    assert "clock" in told(looked.result())
-    assert "alarm" in told(armed.result())
+    assert "clock" in detail_of(looked.result())
+    assert "alarm" in detail_of(armed.result())
     assert driver.enabled
 
 
@@ -294,7 +297,7 @@ async def test_no_clock_no_permission_and_wrong_orders(driver: Driver, tmp_path:
 
 async def test_dry_run_looks_and_changes_nothing(driver: Driver, device: Path) -> None:
     mine = effector(driver, device, armed=False)
-    assert "clock" in told(await mine.carry_out(check()))
+    assert "clock" in detail_of(await mine.carry_out(check()))
     assert await mine.carry_out(arm(60)) == (("dry_run", True),)
     assert await mine.carry_out(disarm()) == (("dry_run", True),)
     assert RTC_WKALM_SET not in driver.asked
@@ -312,7 +315,7 @@ async def test_the_clock_of_this_machine_can_be_read(device: Path) -> None:
     if not os.access("/dev/rtc0", os.R_OK):
         pytest.skip("this machine has no /dev/rtc0 that we may read")
     try:
-        answer = told(await RtcEffector(RtcOptions(kind="device"), kept=device).carry_out(check()))
+        answer = detail_of(await RtcEffector(RtcOptions(kind="device"), kept=device).carry_out(check()))
     except EffectorError as error:
         assert str(error).startswith("/dev/rtc0: ")  # noqa: PT017 - an alarm of somebody's is an answer as well
     else:

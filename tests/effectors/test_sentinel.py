@@ -26,7 +26,7 @@ from powerguard.sentinel.store import Clocks, IntentFile, IntentTable
 from powerguard.settings.load import load
 from tests.peers.machine import watched
 from tests.peers.redfish import make_certificate
-from tests.sentinel.rig import KEYS, arm, check, disarm, options_of, running, settings_of, told
+from tests.sentinel.rig import KEYS, arm, carried_out, check, disarm, options_of, running, settings_of
 
 DEAD = "http://127.0.0.1:9"
 LIMITS_S = (0.5, 4.0, 20.0)
@@ -63,7 +63,7 @@ async def test_one_of_several_is_enough(tmp_path: Path) -> None:
         for order in (check, lambda limit_s: arm(in_s=60.0, limit_s=limit_s)):
             for limit_s in LIMITS_S:
                 with contextlib.suppress(EffectorError):  # a busy machine
-                    detail = await told(mine, order(limit_s))
+                    detail = await carried_out(mine, order(limit_s))
                     break
             assert detail["sentinels"] == rig.url
             assert detail["failed"] == f"{DEAD}: no connection (ECONNREFUSED)"
@@ -78,7 +78,7 @@ async def test_one_of_several_is_enough(tmp_path: Path) -> None:
 async def test_armed_twice_the_later_order_counts(tmp_path: Path) -> None:
     async with running(tmp_path, pace=1.0) as rig:
         for in_s in (600.0, 60.0):
-            assert (await told(rig.effector(), arm(in_s=in_s)))["in_s"] == in_s
+            assert (await carried_out(rig.effector(), arm(in_s=in_s)))["in_s"] == in_s
         left_s = rig.sentinel.keeper.table.intents["n1"].not_before_s - rig.sentinel.clock()
         assert 0.0 < left_s <= 60.0
 
@@ -87,16 +87,16 @@ async def test_without_history_whatever_a_sentinel_holds_is_withdrawn(tmp_path: 
     """The journal is lost, and with it the outage's name: each is asked what it holds. All are needed, as ever."""
     async with running(tmp_path) as rig:
         mine, with_dead = rig.effector(), rig.effector(urls=(DEAD,))
-        assert (await told(mine, disarm("")))["disarmed"] is False
-        await told(mine, arm())
+        assert (await carried_out(mine, disarm("")))["disarmed"] is False
+        await carried_out(mine, arm())
         for _ in range(2):  # The second finds nothing at the other one any more, and may not say that it is all.
             await fails(
                 with_dead, lambda limit_s: disarm("", 3.0 * limit_s), f"not withdrawn everywhere: {DEAD}: no connection"
             )
             assert rig.outages == {}
-        await told(mine, arm())
-        assert (await told(mine, disarm("")))["disarmed"] is True
-        assert (await told(mine, disarm()))["disarmed"] is False
+        await carried_out(mine, arm())
+        assert (await carried_out(mine, disarm("")))["disarmed"] is True
+        assert (await carried_out(mine, disarm()))["disarmed"] is False
 
 
 class SlowCard(IntentFile):
@@ -111,15 +111,15 @@ async def test_a_sentinel_with_a_slow_disk_is_waited_for(tmp_path: Path) -> None
     """It waits for its disk for 3 s itself, and only then says that the intent is not stored."""
     settings = settings_of(tmp_path / "state")
     async with running(tmp_path, settings, store=SlowCard(Path(settings.state))) as rig:
-        assert (await told(rig.effector(), arming(30.0)))["sentinels"] == rig.url
+        assert (await carried_out(rig.effector(), arming(30.0)))["sentinels"] == rig.url
 
 
 async def test_in_dry_run_nothing_is_stored(tmp_path: Path) -> None:
     async with running(tmp_path, pace=1.0) as rig:
         mine = rig.effector(armed=False)
         await rig.until(lambda: bool(rig.sentinel.seen))
-        assert await told(mine, check()) == {"sentinels": rig.url}
-        assert await told(mine, arm()) == await told(mine, disarm()) == {"dry_run": True}
+        assert await carried_out(mine, check()) == {"sentinels": rig.url}
+        assert await carried_out(mine, arm()) == await carried_out(mine, disarm()) == {"dry_run": True}
         assert rig.outages == {}
 
 
@@ -129,7 +129,7 @@ async def test_what_would_block_is_told_beforehand(tmp_path: Path) -> None:
         await rig.until(lambda: bool(rig.sentinel.seen))
         await rig.until(lambda: rig.sentinel.world().supplies["a"].good)
         rig.supplies["a"].source = OutputSource.BATTERY
-        assert await told(rig.effector(), check()) == {"sentinels": rig.url}
+        assert await carried_out(rig.effector(), check()) == {"sentinels": rig.url}
         rig.supplies["a"].source = None
         await rig.until(lambda: "not read" in rig.sentinel.world().supplies["a"].why)
         assert "UPS a: not read for" in await failure_of(rig.effector(), check())
@@ -276,8 +276,8 @@ async def test_https_by_authority_and_by_pin(tmp_path: Path) -> None:
     tls.load_cert_chain(certificate.cert, certificate.key)
     async with running(tmp_path, tls=tls) as rig:
         for more in ({"ca": str(certificate.cert)}, {"fingerprint": certificate.sha256}):
-            assert (await told(rig.effector(**more), arm(in_s=60.0)))["sentinels"] == rig.url
-        await told(rig.effector(ca=str(certificate.cert)), disarm())
+            assert (await carried_out(rig.effector(**more), arm(in_s=60.0)))["sentinels"] == rig.url
+        await carried_out(rig.effector(ca=str(certificate.cert)), disarm())
         for more, why in (
             ({}, "its certificate does not verify"),
             ({"ca": str(other.cert)}, "its certificate does not verify"),
@@ -300,14 +300,14 @@ async def test_a_renewed_authority_needs_no_restart(tmp_path: Path) -> None:
         mine = rig.effector(ca=str(authority))
         await fails(mine, arming, "its certificate does not verify")
         authority.write_bytes(renewed.cert.read_bytes())
-        assert (await told(mine, arming(60.0)))["sentinels"] == rig.url
+        assert (await carried_out(mine, arming(60.0)))["sentinels"] == rig.url
 
 
 # --- Settings ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("expected", "why"),
     [
         ({"kind": "http"}, "kind http needs urls and key"),
         ({"kind": "none", "urls": ["https://a:1"]}, "kind none "),
@@ -320,12 +320,12 @@ async def test_a_renewed_authority_needs_no_restart(tmp_path: Path) -> None:
         ({"ca": "/a", "fingerprint": "0" * 64}, "not both"),
     ],
 )
-def test_settings_that_cannot_be(told: dict[str, Any], why: str) -> None:
+def test_settings_that_cannot_be(expected: dict[str, Any], why: str) -> None:
     base = {"kind": "http", "urls": ["https://10.0.0.2:13494"], "key": Secret(credential="s")}
-    if "kind" in told:
+    if "kind" in expected:
         base = {}
     with pytest.raises(ValidationError, match=why):
-        SentinelOptions(**{**base, **told})
+        SentinelOptions(**{**base, **expected})
 
 
 def test_plain_http_must_be_said_and_loopback_needs_not() -> None:

@@ -124,8 +124,8 @@ def test_the_longest_spread_leaves_time_for_the_word() -> None:
 def test_a_mark_of_another_origin_stays(rig: Cluster, path: Path, state: str) -> None:
     """Before us, during and after: a person's drain is neither taken over, nor lifted."""
     by_hand(rig, state, "bad disk")
-    told = do(path, drain())
-    assert (told["did"], told["reason"]) == ("not_ours", "bad disk")
+    result = do(path, drain())
+    assert (result["did"], result["reason"]) == ("not_ours", "bad disk")
     assert do(path, leave())["did"] == "not_ours"
     assert do(path, give_back())["did"] == "not_ours"
     assert rig.node("gpu1")["Reason"] == "bad disk"
@@ -145,9 +145,9 @@ def test_a_reason_that_only_begins_like_ours_is_not_of_this_outage(rig: Cluster,
 def test_our_mark_with_words_of_a_person_is_theirs(rig: Cluster, path: Path, more: str) -> None:
     do(path, drain())
     by_hand(rig, "DRAIN", rig.node("gpu1")["Reason"] + more)
-    told = do(path, give_back())
-    assert told["did"] == "not_ours"
-    assert "bad disk" in told["reason"]
+    result = do(path, give_back())
+    assert result["did"] == "not_ours"
+    assert "bad disk" in result["reason"]
     assert "DRAIN" in rig.state("gpu1")
 
 
@@ -171,23 +171,23 @@ def test_a_comment_of_several_lines_adds_no_job(rig: Cluster, path: Path) -> Non
     line = f"{'999999':<32}{'R':<4}{'gpu1':<72}{'1':<8}powerguard:signal=TERM"
     table = f"{'999999':<32}{'gpu1':<72}{'1':<8}{'0':<12}"
     mine = rig.submit(STANDS, "--nodelist=gpu1", "--requeue", f"--comment=x\n{line}\n{table}")
-    told = do(path, leave())
-    assert (told["jobs"], told["refused"]) == (mine, 0)
+    result = do(path, leave())
+    assert (result["jobs"], result["refused"]) == (mine, 0)
 
 
 def test_jobs_are_requeued_once_by_the_host_of_their_script_and_start_again(rig: Cluster, path: Path) -> None:
     mine = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
     keeps = rig.submit(STANDS, "--nodelist=gpu2", "--requeue")
     assert do(path, drain())["jobs"] == mine, "so the return knows it, even if the answer to the next word is lost"
-    told = do(path, leave())
-    assert (told["did"], told["jobs"], told["refused"]) == ("down", mine, 0)
+    result = do(path, leave())
+    assert (result["did"], result["jobs"], result["refused"]) == ("down", mine, 0)
     assert rig.node("gpu1")["State"].startswith("DOWN")
     assert do(path, leave())["did"] == "down"
     assert rig.job(mine)["Restarts"] == "1"
     assert rig.job(keeps)["JobState"] == "RUNNING"
     rig.until(lambda: rig.job(mine)["JobState"] == "PENDING", "the job is pending")
-    told = do(path, give_back("o-1", mine))
-    assert (told["did"], told["jobs"]) == ("resumed", mine)
+    result = do(path, give_back("o-1", mine))
+    assert (result["did"], result["jobs"]) == ("resumed", mine)
     rig.until(lambda: rig.job(mine)["JobState"] == "RUNNING", "the job runs again", 100.0)  # Slurm's own delay: 121 s
     refused = do(path, give_back("o-1", mine, "999999"))
     assert (refused["did"], refused["jobs"], refused["refused"]) == ("in_service", "", 2)
@@ -199,12 +199,12 @@ def test_one_of_an_array_one_that_spans_hosts_and_one_that_may_not_be_requeued(r
     ends = rig.submit(STANDS, "--nodelist=gpu2", "--no-requeue")
     array = rig.submit(STANDS, "--array=7,8", "--nodelist=gpu1", "--requeue")
     assert rig.job(both)["BatchHost"] == "gpu1"
-    told = do(path, leave(), node="gpu2")
-    assert (told["jobs"], told["refused"]) == ("", 1)
-    assert ends in told["because"]
-    told = do(path, leave())
-    assert f"{array}_7" in told["jobs"].split(",") or f"{array}_8" in told["jobs"].split(",")
-    assert array not in told["jobs"].split(",")
+    result = do(path, leave(), node="gpu2")
+    assert (result["jobs"], result["refused"]) == ("", 1)
+    assert ends in result["because"]
+    result = do(path, leave())
+    assert f"{array}_7" in result["jobs"].split(",") or f"{array}_8" in result["jobs"].split(",")
+    assert array not in result["jobs"].split(",")
     assert rig.job(both)["Restarts"] == "1"
 
 
@@ -229,16 +229,16 @@ def test_held_jobs_are_released_at_the_return(rig: Cluster, path: Path) -> None:
 
 
 def test_only_a_job_that_asked_for_it_gets_its_signal(rig: Cluster, path: Path) -> None:
-    told = rig.folder / "told"
-    script = f"trap 'echo asked >> {told}' USR1\ntouch {rig.folder}/ready-$SLURM_JOB_ID\n{WAITS}"
+    result = rig.folder / "signalled"
+    script = f"trap 'echo asked >> {result}' USR1\ntouch {rig.folder}/ready-$SLURM_JOB_ID\n{WAITS}"
     asks = rig.submit(script, "--nodelist=gpu1", "--comment=powerguard:signal=USR1")
     other = rig.submit(script, "--nodelist=gpu1")
     for job in (asks, other):  # A job that runs may not have its trap yet.
         rig.until((rig.folder / f"ready-{job}").exists, f"job {job} is ready")
     assert do(path, SignalJobs(id="s", by_s=0.0, outage="o-1"))["jobs"] == asks
-    rig.until(lambda: told.exists() and told.read_text(), "the signal arrived")
+    rig.until(lambda: result.exists() and result.read_text(), "the signal arrived")
     assert rig.job(other)["JobState"] == "RUNNING"
-    assert told.read_text() == "asked\n"
+    assert result.read_text() == "asked\n"
 
 
 def program(folder: Path, name: str, script: str) -> None:
@@ -261,8 +261,8 @@ def test_the_node_is_set_down_whatever_becomes_of_its_jobs(
         program(tmp_path, "squeue", script)
     else:
         program(tmp_path, "scontrol", f'if [ "$1" = requeue ]; then {script}; fi; exec {real} "$@"')
-    told = helper.carry_out({"word": "leave", "node": "gpu1", "outage": "o-1", "ups": "a", "hold": False})
-    assert (told["ok"], told["did"], told["refused"]) == (True, "down", 1)
+    detail = helper.carry_out({"word": "leave", "node": "gpu1", "outage": "o-1", "ups": "a", "hold": False})
+    assert (detail["ok"], detail["did"], detail["refused"]) == (True, "down", 1)
     assert rig.state("gpu1").startswith("DOWN")
     rig.until(lambda: rig.job(job)["JobState"] == "PENDING", "slurmctld itself has requeued the job")
 
@@ -289,9 +289,9 @@ def test_jobs_that_were_requeued_are_named_where_slurm_dies_before_the_node_is_d
     refuses = 'echo "slurm_update error: Unable to contact slurm controller" >&2; exit 1'
     program(tmp_path, "scontrol", f'if [ "$1" = update ]; then {refuses}; fi; exec {real} "$@"')
     word = {"word": "leave", "node": "gpu1", "outage": "o-1", "ups": "a", "hold": False}
-    told = helper.carry_out(word)
-    assert (told["ok"], told["did"], told["jobs"]) == (True, "requeued", [job])
-    assert "slurmctld does not answer: scontrol ping" in told["because"]
+    detail = helper.carry_out(word)
+    assert (detail["ok"], detail["did"], detail["jobs"]) == (True, "requeued", [job])
+    assert "slurmctld does not answer: scontrol ping" in detail["because"]
     (tmp_path / "scontrol").unlink()
     assert helper.carry_out(word)["did"] == "down"
     assert rig.job(job)["Restarts"] == "1"
@@ -299,8 +299,8 @@ def test_jobs_that_were_requeued_are_named_where_slurm_dies_before_the_node_is_d
 
 def test_more_jobs_than_one_line_holds_do_not_keep_the_node(rig: Cluster, path: Path) -> None:
     do(path, leave())
-    told = do(path, give_back("o-1", *(str(9_000_000 + each) for each in range(700))))
-    assert (told["did"], told["refused"]) == ("resumed", 700)
+    result = do(path, give_back("o-1", *(str(9_000_000 + each) for each in range(700))))
+    assert (result["did"], result["refused"]) == ("resumed", 700)
 
 
 def test_jobs_that_slurm_had_no_time_to_start_are_started_by_the_next_order(
@@ -406,7 +406,7 @@ def test_what_is_no_word_is_refused_before_slurm_is_asked(word: dict[str, object
 
 
 @pytest.mark.parametrize(
-    ("prints", "told"),
+    ("prints", "expected"),
     [
         ("while :; do echo NodeName=gpu1; done", "no whole answer"),
         ("sleep 60", "no whole answer within 2.0 s: slurmctld hangs or is away (scontrol ping)"),
@@ -423,14 +423,14 @@ def test_what_is_no_word_is_refused_before_slurm_is_asked(word: dict[str, object
         ("printf '\\033[31mred\\n' >&2; exit 3", "red"),
     ],
 )
-def test_commands_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, told: str) -> None:
+def test_commands_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, expected: str) -> None:
     program = tmp_path / "scontrol"
     program.write_text(f"#!/bin/sh\n{prints}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     answer = helper.carry_out({"word": "show", "node": "gpu1"})
     assert answer["ok"] is False
-    assert told in answer["error"]
+    assert expected in answer["error"]
     assert "\033" not in answer["error"]
 
 

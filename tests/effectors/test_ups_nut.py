@@ -54,24 +54,24 @@ def effector(
     return OutputEffector({"a": output}, notes=notes, clock=boottime_s, boot=boot, least_s=least_s)
 
 
-async def check(told: OutputEffector) -> dict[str, object]:
+async def check(effector: OutputEffector) -> dict[str, object]:
     return dict(
-        await told.carry_out(CheckPowerOn(id="c", by_s=boottime_s() + 60, method=PowerOnMethod.OUTPUT, ups="a"))
+        await effector.carry_out(CheckPowerOn(id="c", by_s=boottime_s() + 60, method=PowerOnMethod.OUTPUT, ups="a"))
     )
 
 
-async def arm(told: OutputEffector, in_s: float = 119.5, limit_s: float = 60.0) -> dict[str, object]:
+async def arm(effector: OutputEffector, in_s: float = 119.5, limit_s: float = 60.0) -> dict[str, object]:
     by_s = boottime_s() + limit_s
     return dict(
-        await told.carry_out(
+        await effector.carry_out(
             ArmPowerOn(id="a", by_s=by_s, method=PowerOnMethod.OUTPUT, outage="o1", in_s=in_s, ups="a")
         )
     )
 
 
-async def disarm(told: OutputEffector) -> dict[str, object]:
+async def disarm(effector: OutputEffector) -> dict[str, object]:
     return dict(
-        await told.carry_out(
+        await effector.carry_out(
             DisarmPowerOn(id="d", by_s=boottime_s() + 60, method=PowerOnMethod.OUTPUT, outage="o1", ups="a")
         )
     )
@@ -88,17 +88,22 @@ async def test_armed_known_after_a_restart_and_called_off(tmp_path: Path) -> Non
     driver = Driver()
     async with behind(driver) as served:
         there = effector(tmp_path, served.port)
-        told = await check(there)
-        assert (told["returns"], told["longest_s"], told["can_cancel"], told["shown"]) == ("unknown", 7200, True, True)
-        assert driver.told == []
-        told = await arm(there)
-        assert driver.told == ["ups.delay.start 150", "ups.delay.shutdown 120", "shutdown.return"]
-        assert isinstance(told["in_s"], float)
-        assert 60 < told["in_s"] <= 121
+        result = await check(there)
+        assert (result["returns"], result["longest_s"], result["can_cancel"], result["shown"]) == (
+            "unknown",
+            7200,
+            True,
+            True,
+        )
+        assert driver.received == []
+        result = await arm(there)
+        assert driver.received == ["ups.delay.start 150", "ups.delay.shutdown 120", "shutdown.return"]
+        assert isinstance(result["in_s"], float)
+        assert 60 < result["in_s"] <= 121
         assert (await arm(effector(tmp_path, served.port)))["again"] is True
-        assert driver.told.count("shutdown.return") == 1
+        assert driver.received.count("shutdown.return") == 1
         assert (await disarm(there))["disarmed"] is True
-        assert driver.told[-1] == "shutdown.stop"
+        assert driver.received[-1] == "shutdown.stop"
         assert driver.off_at_s is None
 
 
@@ -116,19 +121,19 @@ async def test_a_timer_at_its_end_is_no_countdown(tmp_path: Path) -> None:
 async def test_drivers_round_up_and_the_site_says_what_it_has_tried(tmp_path: Path) -> None:
     driver = Driver(step_s=50)
     async with behind(driver) as served:
-        told = await arm(effector(tmp_path, served.port, returns="cycles"))
-        assert isinstance(told["in_s"], float)
-        assert 121 < told["in_s"] <= 151
-        assert told["returns"] == "cycles"
+        result = await arm(effector(tmp_path, served.port, returns="cycles"))
+        assert isinstance(result["in_s"], float)
+        assert 121 < result["in_s"] <= 151
+        assert result["returns"] == "cycles"
 
 
 async def test_a_driver_that_rounds_down_gets_the_next_minute(tmp_path: Path) -> None:
     """As nutdrv_qx, for which a delay of 170 s is one of 120 s: later is no failure, sooner is."""
     driver = Driver(step_s=60, down=True)
     async with behind(driver) as served:
-        told = await arm(effector(tmp_path, served.port), in_s=170.0)
-        assert isinstance(told["in_s"], float)
-        assert 120 < told["in_s"] <= 181
+        result = await arm(effector(tmp_path, served.port), in_s=170.0)
+        assert isinstance(result["in_s"], float)
+        assert 120 < result["in_s"] <= 181
         assert (driver.values["ups.delay.start"], driver.values["ups.delay.shutdown"]) == ("240", "180")
 
 
@@ -142,7 +147,7 @@ async def test_a_driver_without_timers_is_believed_when_upsd_tells_how_it_ended(
         assert [each["because"] for each in logs] == ["accepted; the UPS shows no countdown"]
         with pytest.raises(EffectorError, match=r"already has the order of this boot"):
             await arm(effector(tmp_path, served.port))
-        assert driver.told.count("shutdown.return") == 1
+        assert driver.received.count("shutdown.return") == 1
 
 
 async def test_an_order_that_no_timer_shows_is_cancelled_by_a_host_that_is_back_before_the_cut(tmp_path: Path) -> None:
@@ -151,7 +156,7 @@ async def test_an_order_that_no_timer_shows_is_cancelled_by_a_host_that_is_back_
         await arm(effector(tmp_path, served.port))
         back = effector(tmp_path, served.port, boot="b2")
         assert await disarm(back) == {"disarmed": True, "because": "cancelled"}
-        assert driver.told[-1] == "shutdown.stop"
+        assert driver.received[-1] == "shutdown.stop"
         assert (await disarm(back))["because"] == "no order was given in this outage"
 
 
@@ -177,7 +182,7 @@ async def test_what_would_keep_it_from_working_is_told_beforehand(
     async with behind(driver) as served:
         with pytest.raises(EffectorError, match=because):
             await check(effector(tmp_path, served.port, user=user))
-        assert driver.told == []
+        assert driver.received == []
 
 
 @pytest.mark.parametrize(
@@ -219,7 +224,7 @@ async def test_a_timer_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         for order in (check, arm):
             with pytest.raises(EffectorError, match="a countdown to output off is"):
                 await order(effector(tmp_path, served.port))
-        assert driver.told == []
+        assert driver.received == []
 
 
 async def test_dummy_ups_takes_no_command(tmp_path: Path) -> None:

@@ -161,16 +161,16 @@ NO_NOTES = ["", "{", '{"outage": 1}', "[" * 5000, '{"outage": 1, "boot": 2, "at_
 async def test_a_check_sets_nothing_and_tells_what_the_ups_promises(rig: Make) -> None:
     """Done hourly: a card's settings are written to a memory that wears."""
     there = rig()
-    told = dict(await there.check())
-    assert (told["returns"], told["control"], told["shown"]) == ("cycles", "rfc1628 off_with_return", True)
-    assert (told["longest_s"], told["can_cancel"], told["returns_by"]) == (86400, True, "profile rfc1628")
+    detail = dict(await there.check())
+    assert (detail["returns"], detail["control"], detail["shown"]) == ("cycles", "rfc1628 off_with_return", True)
+    assert (detail["longest_s"], detail["can_cancel"], detail["returns_by"]) == (86400, True, "profile rfc1628")
     assert there.card.sets == []
 
 
 async def test_what_the_site_has_tried_counts_more_than_the_file(rig: Make) -> None:
     there = rig(returns="aborts")
-    told = dict(await there.check())
-    assert (told["returns"], told["returns_by"]) == ("aborts", "settings")
+    detail = dict(await there.check())
+    assert (detail["returns"], detail["returns_by"]) == ("aborts", "settings")
     assert (await there.arm())["returns"] == "aborts"
 
 
@@ -244,11 +244,11 @@ async def test_it_opens_the_way_back_first_and_cuts_last(rig: Make) -> None:
     there = rig()
     _restart_off(there.card)
     there.card.shutdown_type = 2
-    told = await there.arm(119.2)
+    detail = await there.arm(119.2)
     assert there.card.sets == [(RESTART, 1), (SHUTDOWN_TYPE, 1), (STARTUP, 150), (SHUTDOWN, 120)]
-    assert isinstance(told["in_s"], float)
-    assert 100 < told["in_s"] <= 120
-    assert (told["returns"], told["again"], told["shown"]) == ("cycles", False, True)
+    assert isinstance(detail["in_s"], float)
+    assert 100 < detail["in_s"] <= 120
+    assert (detail["returns"], detail["again"], detail["shown"]) == ("cycles", False, True)
     off_s = there.card.output.off_in_s(now_s())
     assert off_s is not None
     assert 100 < off_s <= 120
@@ -258,9 +258,9 @@ async def test_eatons_command_is_one_set(rig: Make) -> None:
     """It promises the way back by itself, and nothing calls it off."""
     there = rig(lacks=EATON)
     assert dict(await there.check())["can_cancel"] is False
-    told = await there.arm()
+    detail = await there.arm()
     assert there.card.sets == [(SHED, 120)]
-    assert told["returns"] == "cycles"
+    assert detail["returns"] == "cycles"
     with pytest.raises(EffectorError, match=r"cannot be cancelled: its output goes off in 1\d\d s"):
         await there.disarm()
     assert there.card.sets == [(SHED, 120)]
@@ -270,9 +270,9 @@ async def test_apcs_delays_are_rounded_up_and_its_countdown_is_not_shown(rig: Ma
     """The card takes the next value that its UPS knows; what it took is what counts."""
     there = rig(lacks=APC_CARD)
     assert dict(await there.check())["shown"] is False
-    told = await there.arm(119.0)
+    detail = await there.arm(119.0)
     assert there.card.sets == [(f"{APC}.5.2.10.0", 11_900), (f"{APC}.5.2.9.0", 3000), (REBOOT, 3)]
-    assert (told["in_s"], told["returns"], told["shown"]) == (pytest.approx(120, abs=1), "cycles", False)
+    assert (detail["in_s"], detail["returns"], detail["shown"]) == (pytest.approx(120, abs=1), "cycles", False)
     there.restart()
     with pytest.raises(
         EffectorError, match=r"already has the order of this boot.* it may be off in 1\d\d s; the order is not repeated"
@@ -314,10 +314,10 @@ async def test_the_same_order_after_a_restart_is_not_sent_again(rig: Make, lacks
     await there.arm()
     before = list(there.card.sets)
     there.restart()
-    told = await there.arm()
-    assert told["again"] is True
-    assert isinstance(told["in_s"], float)
-    assert 90 < told["in_s"] < 120
+    detail = await there.arm()
+    assert detail["again"] is True
+    assert isinstance(detail["in_s"], float)
+    assert 90 < detail["in_s"] < 120
     assert there.card.sets == before
 
 
@@ -480,10 +480,10 @@ async def test_it_ends_before_its_deadline(rig: Make) -> None:
     there = rig()
     there.wire.late_s = 0.3
     began_s = now_s()
-    with pytest.raises(EffectorError, match=r"answers too slowly: .* \d\.\d s") as told:
+    with pytest.raises(EffectorError, match=r"answers too slowly: .* \d\.\d s") as result:
         await there.arm(limit_s=1.5)
     assert now_s() - began_s < 1.5
-    assert float(str(told.value).rpartition(" within ")[2].split()[0]) <= 1.2
+    assert float(str(result.value).rpartition(" within ")[2].split()[0]) <= 1.2
     assert SHUTDOWN not in there.sets
 
 

@@ -82,8 +82,8 @@ async def test_a_set_is_sent_once_however_the_wire_is(tmp_path: Path) -> None:
     write = secret(tmp_path, "write", "private")
     async with carded(U) as (card, agent), telling(tmp_path, options(agent.port), write) as effector:
         agent.fault = Fault.SET_MUTE
-        told = dict(await effector.carry_out(arm()))
-        assert (told["again"], told["returns"]) == (False, "cycles")
+        detail = dict(await effector.carry_out(arm()))
+        assert (detail["again"], detail["returns"]) == (False, "cycles")
         assert card.sets == [(f"{XUPS}.9.6.0", 120)]
 
 
@@ -120,11 +120,11 @@ async def test_of_two_commands_the_one_that_promises_the_way_back(tmp_path: Path
             **{f"{cps}.{tail}.0": sim.integer(value) for tail, value in (("4.1.1", 3), ("2.1.1", 2), ("6.2.3", 1))},
             f"{cps}.2.2.1.0": sim.gauge(97),
         }
-        told = dict(await effector.carry_out(check()))
-        assert (told["control"], told["returns"]) == ("rfc1628 off_with_return", "cycles")
+        detail = dict(await effector.carry_out(check()))
+        assert (detail["control"], detail["returns"]) == ("rfc1628 off_with_return", "cycles")
         card.lacks = frozenset({XUPS, APC, STARTUP})
-        told = dict(await telling_anew(tmp_path, agent).carry_out(check()))
-        assert (told["control"], told["returns"]) == ("cps off_with_return", "unknown")
+        detail = dict(await telling_anew(tmp_path, agent).carry_out(check()))
+        assert (detail["control"], detail["returns"]) == ("cps off_with_return", "unknown")
 
 
 async def test_a_profile_without_commands_is_told_so(tmp_path: Path) -> None:
@@ -190,14 +190,14 @@ async def ordered_within(
         folder.mkdir()
         async with told_by_snmpd(folder, conduct=conduct) as (effector, log):
             await effector.carry_out(check())
-            told: dict[str, object] | EffectorError
+            result: dict[str, object] | EffectorError
             try:
-                told = dict(await effector.carry_out(arm(limit_s=limit_s, in_s=35.0)))
+                result = dict(await effector.carry_out(arm(limit_s=limit_s, in_s=35.0)))
             except EffectorError as error:
-                told = error
-            if number < 4 and ("answers too slowly" in str(told) or "stays at 35 s yet" in str(told)):
+                result = error
+            if number < 4 and ("answers too slowly" in str(result) or "stays at 35 s yet" in str(result)):
                 continue
-            yield effector, log, told
+            yield effector, log, result
             return
 
 
@@ -206,9 +206,9 @@ async def test_armed_and_called_off_over_every_version(tmp_path: Path, version: 
     async with told_by_snmpd(tmp_path, version=version) as (effector, log):
         assert dict(await effector.carry_out(check()))["control"] == "rfc1628 off_with_return"
         assert sets(log) == []
-        told = dict(await effector.carry_out(arm()))
-        assert isinstance(told["in_s"], float)
-        assert 60 < told["in_s"] <= 121
+        detail = dict(await effector.carry_out(arm()))
+        assert isinstance(detail["in_s"], float)
+        assert 60 < detail["in_s"] <= 121
         assert sets(log) == ["5 1", "1 1", "3 150", "2 120"]
         assert dict(await effector.carry_out(arm()))["again"] is True
         assert dict(await effector.carry_out(disarm()))["disarmed"] is True
@@ -218,21 +218,21 @@ async def test_armed_and_called_off_over_every_version(tmp_path: Path, version: 
 @pytest.mark.parametrize("conduct", ["whole", "stuck", "obeys"])
 async def test_a_bare_stop_keeps_an_order_that_reads_back_as_it_was_set(tmp_path: Path, conduct: str) -> None:
     """A bare stop gives the order 2 s: too short to see that a card that counts whole seconds counts at all."""
-    async with ordered_within(2.0, tmp_path, conduct) as (effector, log, told):
-        assert isinstance(told, dict), told
-        assert told["again"] is False
-        assert isinstance(told["in_s"], float)
-        assert 34 <= told["in_s"] <= 37
+    async with ordered_within(2.0, tmp_path, conduct) as (effector, log, result):
+        assert isinstance(result, dict), result
+        assert result["again"] is False
+        assert isinstance(result["in_s"], float)
+        assert 34 <= result["in_s"] <= 37
         assert sets(log) == ["5 1", "1 1", "3 65", "2 35"]
         assert dict(await effector.carry_out(disarm()))["disarmed"] is True
 
 
 async def test_a_bare_stop_leaves_an_order_that_the_card_shows_late(tmp_path: Path) -> None:
     """It is reported as not armed, may be armed all the same, and is called off when the host is back."""
-    async with ordered_within(2.0, tmp_path, "late") as (effector, log, told):
-        assert isinstance(told, EffectorError), told
-        assert "no countdown runs yet" in str(told)
-        assert not told.harmless
+    async with ordered_within(2.0, tmp_path, "late") as (effector, log, result):
+        assert isinstance(result, EffectorError), result
+        assert "no countdown runs yet" in str(result)
+        assert not result.harmless
         assert sets(log)[-1] == "2 35"
         log.with_name("shown").touch()
         assert dict(await effector.carry_out(disarm()))["disarmed"] is True
@@ -247,9 +247,9 @@ async def test_an_order_is_called_off_on_a_contradiction(
     tmp_path: Path, conduct: str, limit_s: float, because: str
 ) -> None:
     """A countdown that keeps its value for longer than it may, or that shows another value than was set."""
-    async with ordered_within(limit_s, tmp_path, conduct) as (_effector, log, told):
-        assert isinstance(told, EffectorError), told
-        assert because in str(told)
+    async with ordered_within(limit_s, tmp_path, conduct) as (_effector, log, result):
+        assert isinstance(result, EffectorError), result
+        assert because in str(result)
         assert sets(log)[4:6] == ["2 -1", "3 -1"]
 
 

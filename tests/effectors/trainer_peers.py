@@ -111,7 +111,7 @@ async def serve_raw(
             await asyncio.wait(talking, timeout=5.0)
 
 
-class Told(list[TrainerSeen | CheckpointProgress]):
+class PublishedEvents(list[TrainerSeen | CheckpointProgress]):
     """What the effector published."""
 
     @property
@@ -132,20 +132,20 @@ async def effector(
     uids: tuple[int, ...] = (),
     others: tuple[str, ...] = (),
     remembered: Callable[[], Sequence[str]] = tuple,
-) -> AsyncIterator[tuple[TrainerEffector, Told]]:
+) -> AsyncIterator[tuple[TrainerEffector, PublishedEvents]]:
     """Make an effector on the real clock, with what it publishes; closed at the end."""
-    told = Told()
+    published = PublishedEvents()
     made = TrainerEffector(
         options,
         clock=now_s,
-        publish=told.append,
+        publish=published.append,
         discover_dir=discover,
         discover_uids=uids,
         not_trainers=others,
         remembered=remembered,
     )
     try:
-        yield made, told
+        yield made, published
     finally:
         await made.close()
 

@@ -20,9 +20,9 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    told, _ = process.communicate(timeout=60)
+    result, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    return told
+    return result
 
 
 def test_killed_and_started_again_it_ends_with_the_same_line(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_the_least_example_goes_on_where_it_was_killed(tmp_path: Path) -> None:
 
     def run(folder: Path, text: str) -> str:
         argv = [sys.executable, "-c", text, str(folder)]
-        told = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
-        return told.stdout
+        ended = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
+        return ended.stdout
 
     text = script.read_text(encoding="utf-8")
     kill = "        import glob, os, time; time.sleep(0.01)\n        if glob.glob(f'{folder}/step-*/MANIFEST.json'): "
@@ -68,9 +68,9 @@ def test_an_example_asked_for_help_trains_into_no_folder(tmp_path: Path, name: s
     for words, code in ((["--help"], 0), (["--no-such-option"], 2)):
         argv = [sys.executable, ROOT / "examples" / name, *words]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        told = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=env, check=False, timeout=60)
-        assert (told.returncode, list(tmp_path.iterdir())) == (code, []), told.stderr
-        assert (told.stdout + told.stderr).startswith("usage: ")
+        ended = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=env, check=False, timeout=60)
+        assert (ended.returncode, list(tmp_path.iterdir())) == (code, []), ended.stderr
+        assert (ended.stdout + ended.stderr).startswith("usage: ")
 
 
 def test_the_least_example_saves_when_its_unit_is_stopped(tmp_path: Path) -> None:

@@ -114,15 +114,15 @@ class Apcupsd:
     async def until(self, holds: Callable[[Status], bool], limit_s: float = 60.0) -> Status:
         """Wait for a status that shows it."""
         end_s = boottime_s() + limit_s
-        told: object = None
+        result: object = None
         while boottime_s() < end_s:
             assert self.process.returncode is None, "apcupsd is gone"
             with contextlib.suppress(NisError):
-                told = status = await self.status()
+                result = status = await self.status()
                 if holds(status):
                     return status
             await asyncio.sleep(0.1)
-        msg = f"waited {limit_s:g} s; the last status: {told}"
+        msg = f"waited {limit_s:g} s; the last status: {result}"
         raise AssertionError(msg)
 
     @property

@@ -91,8 +91,8 @@ class Services:
             )
             body = json.loads(await reader.readexactly(length))
             await asyncio.sleep(self.delay_s)
-            status, told = self.answer(host, head.split()[1], body)
-            data = told.encode() if isinstance(told, str) else json.dumps(told).encode()
+            status, result = self.answer(host, head.split()[1], body)
+            data = result.encode() if isinstance(result, str) else json.dumps(result).encode()
             extra = "Location: https://elsewhere.example/\r\n" if status in (301, 307) else ""
             writer.write(
                 f"HTTP/1.1 {status} X\r\n{extra}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
@@ -115,25 +115,25 @@ class Services:
             "events.pagerduty.com": lambda *_: (202, {"status": "success", "message": "Event processed"}),
             "wxpusher.zjiecode.com": lambda *_: (200, {"code": 1000, "msg": "处理成功", "success": True}),
         }
-        status, told = answers[host](target, body)
-        bad = isinstance(told, dict) and (told.get("errcode") or told.get("code", 0) not in (0, 1000))
+        status, result = answers[host](target, body)
+        bad = isinstance(result, dict) and (result.get("errcode") or result.get("code", 0) not in (0, 1000))
         good = status in (200, 202) and not bad
         if good:
             self.taken.append((host, body))
-        return status, told
+        return status, result
 
     def _with_keyword(self, text: str, good: object, bad: object) -> Answer:
         return (200, good) if self.keyword in text else (200, bad)
 
     def _dingtalk(self, target: str, body: object) -> Answer:
         """Security by signature, where the request carries one; else by keyword."""
-        told = parse_qs(urlsplit(target).query)
-        if "sign" in told:
-            stamp = told["timestamp"][0]
+        result = parse_qs(urlsplit(target).query)
+        if "sign" in result:
+            stamp = result["timestamp"][0]
             key = self.secret.encode()
             mac = hmac.new(key, f"{stamp}\n{self.secret}".encode(), hashlib.sha256).digest()
             fresh = abs(time.time() * 1000 - int(stamp)) < 3_600_000
-            if not fresh or told["sign"][0] != base64.b64encode(mac).decode():
+            if not fresh or result["sign"][0] != base64.b64encode(mac).decode():
                 return 200, {"errcode": 310000, "errmsg": "sign not match"}
             return 200, {"errcode": 0, "errmsg": "ok"}
         bad = {"errcode": 310000, "errmsg": "keywords not in content"}

@@ -81,8 +81,8 @@ async def read_with_ipmitool(folder: Path, port: int, user: str, password: str) 
     """What ipmitool calls the power restore policy; cipher suite 3, as neither simulated BMC has another."""
     secret = keep_secret(folder / "ipmitool-password", password)
     words = ["-I", "lanplus", "-C", "3", "-L", "OPERATOR", "-H", "127.0.0.1", "-p", str(port), "-U", user]
-    told = await run_tool(require("ipmitool"), *words, "-f", str(secret), "chassis", "status")
-    return next(line.split(":")[1].strip() for line in told.splitlines() if line.startswith("Power Restore Policy"))
+    ended = await run_tool(require("ipmitool"), *words, "-f", str(secret), "chassis", "status")
+    return next(line.split(":")[1].strip() for line in ended.splitlines() if line.startswith("Power Restore Policy"))
 
 
 class FreeIpmi:
@@ -101,16 +101,18 @@ class FreeIpmi:
 
     async def chassis_policy(self) -> str:
         """What ipmi-chassis calls the power restore policy."""
-        told = await run_tool(require("ipmi-chassis"), *self._to, "--get-chassis-status")
-        return next(line.split(":")[1].strip() for line in told.splitlines() if line.startswith("Power restore policy"))
+        ended = await run_tool(require("ipmi-chassis"), *self._to, "--get-chassis-status")
+        return next(
+            line.split(":")[1].strip() for line in ended.splitlines() if line.startswith("Power restore policy")
+        )
 
     async def config_policy(self) -> str:
         """What ipmi-config calls it."""
         key = "Chassis_Power_Conf:Power_Restore_Policy"
-        told = await run_tool(
+        ended = await run_tool(
             require("ipmi-config"), *self._to, "--category=chassis", "--checkout", f"--key-pair={key}"
         )
-        return next(line.split()[1] for line in told.splitlines() if line.split()[:1] == ["Power_Restore_Policy"])
+        return next(line.split()[1] for line in ended.splitlines() if line.split()[:1] == ["Power_Restore_Policy"])
 
     async def set_policy(self, name: str) -> None:
         """Change it behind our back; names as ipmi-config has them."""
@@ -178,34 +180,34 @@ class Inside:
         body = bytes([self._asked, command.netfn << 2, command.number]) + command.data
         self._say(body + bytes([-sum(body) & 0xFF]), self._MESSAGE)
         while True:
-            kind, told = self._hear()
-            if kind == self._MESSAGE and told[0] == self._asked:
-                assert sum(told) & 0xFF == 0
-                return told[3], told[4:-1]
+            kind, result = self._hear()
+            if kind == self._MESSAGE and result[0] == self._asked:
+                assert sum(result) & 0xFF == 0
+                return result[3], result[4:-1]
 
     def wait_for(self, order: int) -> None:
         """Wait, 30 s at most, until the BMC has given an order."""
         while order not in self.orders:
             self._hear()
 
-    def _say(self, told: bytes, end: int) -> None:
+    def _say(self, given: bytes, end: int) -> None:
         escaped = b"".join(
             bytes([self._ESCAPE, each | 0x10]) if each in (self._MESSAGE, self._ORDER, self._ESCAPE) else bytes([each])
-            for each in told
+            for each in given
         )
         self._connection.sendall(escaped + bytes([end]))
 
     def _hear(self) -> tuple[int, bytes]:
-        told, escaped = bytearray(), False
+        result, escaped = bytearray(), False
         while byte := self._connection.recv(1):
             if byte[0] in (self._MESSAGE, self._ORDER):
                 if byte[0] == self._ORDER:
-                    self.orders.append(told[0])
-                return byte[0], bytes(told)
+                    self.orders.append(result[0])
+                return byte[0], bytes(result)
             if byte[0] == self._ESCAPE:
                 escaped = True
                 continue
-            told.append(byte[0] & ~0x10 if escaped else byte[0])
+            result.append(byte[0] & ~0x10 if escaped else byte[0])
             escaped = False
         raise ConnectionResetError
 

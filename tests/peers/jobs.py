@@ -77,8 +77,8 @@ paused = False
 def status():
     return {"job": "llm", "step": 1000, "paused": paused, "conduct": "pause"}
 class Endpoint(http.server.BaseHTTPRequestHandler):
-    def answer(self, told, code=200, **headers):
-        body = json.dumps(told).encode()
+    def answer(self, content, code=200, **headers):
+        body = json.dumps(content).encode()
         self.send_response(code)
         for key, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
@@ -87,11 +87,11 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if "/checkpoints/" not in self.path:
             return self.answer(status())
-        told = {"id": self.path.rsplit("/", 1)[1].split("?")[0], "phase": "committed", "after": "pause"}
-        self.answer({**told, "step": 1000, "paused": True, "paused_step": 1000, "durable": True})
+        content = {"id": self.path.rsplit("/", 1)[1].split("?")[0], "phase": "committed", "after": "pause"}
+        self.answer({**content, "step": 1000, "paused": True, "paused_step": 1000, "durable": True})
     def do_POST(self):
         global paused
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
         if self.path.endswith("/resume"):
             paused = False
             with open(f"{name}.rank0.resumed", "a") as file:
@@ -99,8 +99,8 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
             return self.answer(status())
         if not self.path.endswith("/trigger_checkpoint"):
             return self.answer({"error": "no such route"}, 404)
-        paused = paused or told.get("after") == "pause"
-        self.answer({"id": told["id"], "phase": "writing"}, 202, Location=f"/api/v1/checkpoints/{told['id']}")
+        paused = paused or content.get("after") == "pause"
+        self.answer({"id": content["id"], "phase": "writing"}, 202, Location=f"/api/v1/checkpoints/{content['id']}")
     def address_string(self):
         return "peer"
     def log_message(self, *words):

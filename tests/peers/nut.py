@@ -91,17 +91,17 @@ class Upsd:
     async def talk(self, *lines: str) -> list[str]:
         """Say lines on a connection of their own and return what is answered to each."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        told = []
+        found = []
         try:
             async with asyncio.timeout(LIMIT_S):
                 for line in lines:
                     writer.write(line.encode() + b"\n")
-                    told.append((await reader.readline()).decode().rstrip("\n"))
+                    found.append((await reader.readline()).decode().rstrip("\n"))
         finally:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
-        return told
+        return found
 
     async def as_admin(self, *lines: str) -> list[str]:
         """Say lines as the user who may do everything."""

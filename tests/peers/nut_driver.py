@@ -27,7 +27,7 @@ class Driver:
     commands, settable: what it offers; most_s: what it takes for a delay, as it tells upsd. status: how it says that a
     command ended; None: it never does. ignores: commands are taken and do nothing. step_s: delays are rounded up to it.
     down: they are rounded down. timers: whether it shows its countdown; idle: as which where none runs.
-    told: every SET and INSTCMD that came.
+    received: every SET and INSTCMD that came.
     """
 
     commands: tuple[str, ...] = ("shutdown.return", "shutdown.stop", "test.battery.start")
@@ -50,7 +50,7 @@ class Driver:
     down: bool = False
     timers: bool = True
     idle: int = -1
-    told: list[str] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
     off_at_s: float | None = None
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _server: asyncio.Server | None = None
@@ -100,14 +100,14 @@ class Driver:
             case ["DUMPALL"]:
                 self._dump()
             case ["SET", name, value, *tracking]:
-                self.told.append(f"{name} {value}")
+                self.received.append(f"{name} {value}")
                 if self.set_status == HANDLED:
                     step_s = self.step_s
                     taken = int(value) // step_s * step_s if self.down else -(-int(value) // step_s) * step_s
                     self._tell(name, str(taken))
                 self._end(tracking, self.set_status)
             case ["INSTCMD", command, *tracking]:
-                self.told.append(command)
+                self.received.append(command)
                 if self.status == HANDLED and not self.ignores:
                     delay_s = int(self.values["ups.delay.shutdown"])
                     self.off_at_s = boottime_s() + delay_s if command == "shutdown.return" else None

@@ -59,8 +59,8 @@ class Authority:
             (require("certutil"), "-N", "-d", str(database), "--empty-password"),
             (require("pk12util"), "-i", str(bundle), "-d", str(database), "-K", "", "-W", ""),
         ):
-            told = subprocess.run(argv, capture_output=True, text=True, check=False)
-            assert told.returncode == 0, (argv, told.stdout, told.stderr)
+            ended = subprocess.run(argv, capture_output=True, text=True, check=False)
+            assert ended.returncode == 0, (argv, ended.stdout, ended.stderr)
         return database, NICKNAME
 
     def files(self, *names: str, days: int = 7) -> tuple[Path, Path]:

@@ -143,8 +143,8 @@ class Gpus:
         assert process.returncode == 0, log
         assert out.endswith(b"\n"), log
         assert out.count(b"\n") == 1, out
-        told: dict[str, Any] = json.loads(out)
-        return told
+        shown: dict[str, Any] = json.loads(out)
+        return shown
 
     def ask(self, word: str, share: float | None = None, limit_s: float = 60.0) -> dict[str, Any]:
         asked = {"word": word} if share is None else {"word": word, "share": share}

@@ -72,8 +72,8 @@ def redfish_options(folder: Path, https_port: int, certificate: Certificate, **m
     """Settings for a service on 127.0.0.1 that is verified by its certificate, unless `more` says otherwise."""
     verify = {} if {"fingerprint", "ca"} & set(more) else {"ca": str(certificate.cert)}
     password = Secret(file=str(keep_secret(folder / "bmc-password", more.pop("password", PASSWORD))))
-    told = {"kind": "redfish", "host": "127.0.0.1", "user": USER, "password": password, "https_port": https_port}
-    return BmcOptions(**(told | verify | more))
+    given = {"kind": "redfish", "host": "127.0.0.1", "user": USER, "password": password, "https_port": https_port}
+    return BmcOptions(**(given | verify | more))
 
 
 @dataclass(kw_only=True)
@@ -193,7 +193,7 @@ class OwnRedfish:
         # The root is everybody's (DSP0266 13.3.1), and must not be given the login unless it asks for it.
         if request.path == "/redfish/v1/" and not faults.closed_root:
             assert "Authorization" not in request.headers
-            return self._told(self.resources[request.path])
+            return self._json(self.resources[request.path])
         if status == 412:
             self.touch()
         if status:
@@ -209,12 +209,12 @@ class OwnRedfish:
             return web.Response(body=faults.body, content_type="application/json")
         if request.path == "/redfish/v1/Systems":
             paths = [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in self.systems]
-            return self._told({"Members": paths})
+            return self._json({"Members": paths})
         if request.path in self.resources:
             refused = faults.refused.get(request.path)
-            return web.json_response({}, status=refused) if refused else self._told(self.resources[request.path])
+            return web.json_response({}, status=refused) if refused else self._json(self.resources[request.path])
         if request.path.endswith("/Bios"):
-            return self._told(self.bios) if faults.bios == 200 else web.json_response({}, status=faults.bios)
+            return self._json(self.bios) if faults.bios == 200 else web.json_response({}, status=faults.bios)
         if request.path.endswith("/Actions/ComputerSystem.Reset") and request.method == "POST":
             return await self._on_reset(request)
         return await self._of_system(request)
@@ -226,8 +226,8 @@ class OwnRedfish:
         if request.method == "GET":
             if self._before and self.faults.late_reads:
                 self.faults.late_reads -= 1
-                return self._told(self._before, etag=etag)
-            return self._told(self.system, etag=etag)
+                return self._json(self._before, etag=etag)
+            return self._json(self.system, etag=etag)
         wanted = {"as sent": etag, "strong": etag.removeprefix("W/"), "none": None}[self.faults.if_match]
         if request.headers.get("If-Match") != wanted:
             return web.json_response({}, status=412)
@@ -247,7 +247,7 @@ class OwnRedfish:
         """Somebody else has changed the system: its ETag is another."""
         self._version += 1
 
-    def _told(self, body: dict[str, Any], *, etag: str = '"0"') -> web.Response:
+    def _json(self, body: dict[str, Any], *, etag: str = '"0"') -> web.Response:
         return web.json_response(body, headers={"ETag": etag})
 
     async def _hang(self, request: web.Request) -> web.StreamResponse:
@@ -291,7 +291,7 @@ class SushyEmulator:
         ]
         config = self._folder / "sushy.conf"
         self.port = free_port()
-        told = {
+        given = {
             "SUSHY_EMULATOR_LISTEN_IP": "127.0.0.1",
             "SUSHY_EMULATOR_LISTEN_PORT": self.port,
             "SUSHY_EMULATOR_SSL_CERT": str(self._certificate.cert),
@@ -299,7 +299,7 @@ class SushyEmulator:
             "SUSHY_EMULATOR_FAKE_SYSTEMS": systems,
             "SUSHY_EMULATOR_STATE_DIR": str(self._folder),
         }
-        config.write_text("".join(f"{name} = {value!r}\n" for name, value in told.items()))
+        config.write_text("".join(f"{name} = {value!r}\n" for name, value in given.items()))
         with (self._folder / "sushy.log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 self._program, "--config", config, "--fake", stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log

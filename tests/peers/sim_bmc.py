@@ -105,11 +105,11 @@ class FaultyChassis(bmc.Chassis):
             self.cause = _CAUSE_OF_POLICY.get(self.policy, _POWER_BUTTON)
             self.event = _AC_FAILED
 
-    def obey(self, told: dict[str, Any]) -> None:
-        if "faults" not in told:
-            super().obey(told)
+    def obey(self, answer: dict[str, Any]) -> None:
+        if "faults" not in answer:
+            super().obey(answer)
             return
-        self.faults = Faults(**told["faults"])
+        self.faults = Faults(**answer["faults"])
         self._busy = self.faults.busy
         report(heard="faults")
 

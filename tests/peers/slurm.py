@@ -164,9 +164,9 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
     def node(self, node: str) -> dict[str, str]:
         """Return what the controller knows of a node."""
         text = self.ask("scontrol", "--oneliner", "show", "node", node)
-        told = dict(pair.split("=", 1) for pair in text.split() if "=" in pair)
-        told["Reason"] = text.partition(" Reason=")[2].partition(" [")[0]
-        return told
+        result = dict(pair.split("=", 1) for pair in text.split() if "=" in pair)
+        result["Reason"] = text.partition(" Reason=")[2].partition(" [")[0]
+        return result
 
     def state(self, node: str) -> str:
         """Return a node's state, such as IDLE or DOWN+DRAIN; "" while nobody answers."""

@@ -110,9 +110,9 @@ class SimUser:
 
     def open(self, message: bytes) -> Request:
         """Check and decrypt a message. Raises pyasn1's errors, or ReportError with what RFC 3414 3.2 answers."""
-        told, _ = decoder.decode(message, asn1Spec=SNMPv3Message())
-        message_id, flags = int(told[1][0]), bytes(told[1][2])[0]
-        parameters, _ = decoder.decode(told[2], asn1Spec=UsmSecurityParameters())
+        output, _ = decoder.decode(message, asn1Spec=SNMPv3Message())
+        message_id, flags = int(output[1][0]), bytes(output[1][2])[0]
+        parameters, _ = decoder.decode(output[2], asn1Spec=UsmSecurityParameters())
         engine, boots, time_s = bytes(parameters[0]), int(parameters[1]), int(parameters[2])
         if engine != self.engine_id:
             raise ReportError(_UNKNOWN_ENGINE, message_id)
@@ -126,7 +126,7 @@ class SimUser:
             raise ReportError(_WRONG_DIGEST, message_id) from None
         if boots != self.boots or abs(time_s - self.engine_time_s) > _WINDOW_S:
             raise ReportError(_NOT_IN_WINDOW, message_id, authenticated=True)
-        scoped = told[3].getComponent()
+        scoped = output[3].getComponent()
         if flags & _PRIV:
             key = univ.OctetString(self._priv_key)
             try:
@@ -155,8 +155,8 @@ class SimUser:
         scoped = _sequence(*_octets(self.engine_id, context_name), pdu)
         place, salt = (self.boots, self.engine_time_s), b""
         if flags & _PRIV:
-            sealed, told = _AES.encrypt_data(univ.OctetString(self._priv_key), (*place, None), scoped)
-            (scoped,), salt = _octets(bytes(sealed)), bytes(told)
+            sealed, result = _AES.encrypt_data(univ.OctetString(self._priv_key), (*place, None), scoped)
+            (scoped,), salt = _octets(bytes(sealed)), bytes(result)
         user, blank = (self.name.encode(), bytes(_DIGEST_BYTES)) if flags & _AUTH else (b"", b"")
         parameters = _sequence(*_octets(self.engine_id), *_numbers(*place), *_octets(user, blank, salt))
         header = _sequence(*_numbers(message_id, 65507), *_octets(bytes((flags,))), *_numbers(3))
@@ -351,8 +351,8 @@ class SnmpAgent:
         version = int(api.decodeMessageVersion(message))
         if version == 3:
             return self._answer_v3(message)
-        told, _ = decoder.decode(message, asn1Spec=api.PROTOCOL_MODULES[version].Message())
-        community, pdu = bytes(told[1]), _Pdu.parse(bytes(encoder.encode(told[2].getComponent())))
+        output, _ = decoder.decode(message, asn1Spec=api.PROTOCOL_MODULES[version].Message())
+        community, pdu = bytes(output[1]), _Pdu.parse(bytes(encoder.encode(output[2].getComponent())))
         if community not in {self._read, self._write}:
             return None
         answer = self._respond(pdu, v1=version == 0, may_write=community == self._write)

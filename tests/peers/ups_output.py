@@ -143,7 +143,7 @@ class SimCard:
             off_s = float(numbers[-1]) if numbers else None
         left = -1 if off_s is None else max(1, int(off_s))
         source = 3 if self.utility() else 5
-        told = {
+        given = {
             "1.3.6.1.2.1.1.1.0": octets("UPS card (simulated by powerguard)"),
             "1.3.6.1.2.1.1.2.0": oid("1.3.6.1.2.1.33"),
             f"{U}.2.1.0": integer(2),
@@ -168,8 +168,8 @@ class SimCard:
             _OFF_DELAY: integer(-1),
             _ON_DELAY: integer(-1),
         }
-        told |= self.more
-        return {name: value for name, value in told.items() if not name.startswith(tuple(self.lacks) or ("-",))}
+        given |= self.more
+        return {name: value for name, value in given.items() if not name.startswith(tuple(self.lacks) or ("-",))}
 
     def take(self, name: str, value: SimValue) -> bool | int:
         """Take one SET: True, False where the object is not writable, or an error status."""

@@ -1,6 +1,6 @@
 """NUT's upsmon beside a upsd of `tests.peers.nut`, in a mount namespace of its own: its pid file is fixed under /run.
 
-Its NOTIFYCMD and SHUTDOWNCMD are scripts that write a line with the time into a file (`Upsmon.told`).
+Its NOTIFYCMD and SHUTDOWNCMD are scripts that write a line with the time into a file (`Upsmon.notified`).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.peers.nut import LIMIT_S, USERS, Upsd, program
 _TYPES: Final = ("ONLINE", "ONBATT", "LOWBATT", "FSD", "COMMOK", "COMMBAD", "SHUTDOWN", "REPLBATT", "NOCOMM")
 _NOTIFY: Final = """\
 #!/bin/sh
-echo "$NOTIFYTYPE 0 $(date +%s.%N)" >>'{told}'
+echo "$NOTIFYTYPE 0 $(date +%s.%N)" >>'{result}'
 """
 _INSIDE: Final = "mount -t tmpfs tmpfs /run && mkdir -p /run/nut && exec "
 
@@ -29,7 +29,7 @@ class Upsmon:
 
     file: Path
 
-    def told(self) -> list[tuple[str, float]]:
+    def notified(self) -> list[tuple[str, float]]:
         """Every notice so far, with the wall time at which its program began."""
         if not self.file.exists():
             return []
@@ -40,8 +40,8 @@ class Upsmon:
         """Wait for a notice that began after a wall time, and return when it did."""
         async with asyncio.timeout(limit_s):
             while True:
-                for told, at_s in self.told():
-                    if told == kind and at_s >= after_s:
+                for each, at_s in self.notified():
+                    if each == kind and at_s >= after_s:
                         return at_s
                 await asyncio.sleep(0.01)
 
@@ -53,9 +53,9 @@ async def upsmon(
     """Run upsmon. name: of its files, so that several can watch one upsd. lines: further lines of upsmon.conf(5)."""
     folder = peer.folder / f"upsmon-{name}"
     folder.mkdir()
-    told, notify, halt = folder / "told", folder / "notify", folder / "halt"
-    notify.write_text(_NOTIFY.format(told=told), encoding="utf-8")
-    halt.write_text(f"#!/bin/sh\necho \"SHUTDOWNCMD 0 $(date +%s.%N)\" >>'{told}'\n", encoding="utf-8")
+    result, notify, halt = folder / "result", folder / "notify", folder / "halt"
+    notify.write_text(_NOTIFY.format(result=result), encoding="utf-8")
+    halt.write_text(f"#!/bin/sh\necho \"SHUTDOWNCMD 0 $(date +%s.%N)\" >>'{result}'\n", encoding="utf-8")
     for script in (notify, halt):
         script.chmod(0o755)
     config = [
@@ -86,7 +86,7 @@ async def upsmon(
             while await peer.logins() <= before:
                 assert child.returncode is None, (folder / "log").read_text(encoding="utf-8")
                 await asyncio.sleep(0.05)
-        yield Upsmon(told)
+        yield Upsmon(result)
     finally:
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)  # its parent half and its child half

@@ -46,10 +46,10 @@ class Receiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                answer = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self.path == "/hook":
-                    messages.put(told)
-                for alert in told.get("alerts", ()):
+                    messages.put(answer)
+                for alert in answer.get("alerts", ()):
                     arrived.put((self.path, alert))
                 self.send_response(200)
                 self.end_headers()
@@ -103,8 +103,8 @@ def slack_of_the_guide(folder: Path) -> dict[str, Any]:
     (where,) = re.findall(r"^`(/\S+)`:$", section, re.MULTILINE)
     (template,) = re.findall(r"^    (\{.*\})$", section, re.MULTILINE)
     (folder / "slack.json").write_text(template, encoding="utf-8")
-    told: dict[str, Any] = yaml.safe_load(block.replace(where, str(folder / "slack.json")))
-    return told
+    result: dict[str, Any] = yaml.safe_load(block.replace(where, str(folder / "slack.json")))
+    return result
 
 
 async def powerguard(words: str, *more: str, asked: str = "", **env: str) -> str:

@@ -153,7 +153,7 @@ def test_each_expression_finds_something(served: tuple[str, float, float]) -> No
         asked = asked.replace("$__range_s", str(range_s)).replace("$__range", f"{range_s}s")
         query = urllib.parse.urlencode({"query": asked, "start": since_s, "end": until_s, "step": EVERY_S})
         with urllib.request.urlopen(f"{address}/api/v1/query_range?{query}", timeout=60) as answer:
-            told = json.load(answer)
-        if not told["data"]["result"]:
+            shown = json.load(answer)
+        if not shown["data"]["result"]:
             empty.append(title)
     assert empty == []

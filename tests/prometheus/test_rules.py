@@ -63,14 +63,14 @@ def test_each_story_ends_as_it_says(story: str) -> None:
 
 
 def test_every_alert_has_a_story_that_fires_it_and_one_that_does_not() -> None:
-    told = [
+    found = [
         case
         for story in STORIES
         for test in yaml.safe_load(story.read_text(encoding="utf-8"))["tests"]
         for case in test.get("alert_rule_test", [])
     ]
-    fired = {case["alertname"] for case in told if case.get("exp_alerts")}
-    quiet = {case["alertname"] for case in told if not case.get("exp_alerts")}
+    fired = {case["alertname"] for case in found if case.get("exp_alerts")}
+    quiet = {case["alertname"] for case in found if not case.get("exp_alerts")}
     names = {rule["alert"] for rule in ALERTS}
     assert (fired, quiet) == (names, names)
 

@@ -98,13 +98,13 @@ class Card(Source):
 
     async def run(self, publish: Publish) -> None:
         while True:
-            told = self._supply.source
-            if told is None:
+            result = self._supply.source
+            if result is None:
                 publish(SourceFailed(at_s=self._clock(), ups=self._ups, source="card", reason="silence", lost=True))
             else:
-                input_present = told is OutputSource.UTILITY
+                input_present = result is OutputSource.UTILITY
                 base = {"charge_pct": 80.0, "input_present": input_present, **self._supply.more}
-                publish(Reading(at_s=self._clock(), ups=self._ups, source="card", output_source=told, **base))
+                publish(Reading(at_s=self._clock(), ups=self._ups, source="card", output_source=result, **base))
             await asyncio.sleep(0.01)
 
     def poll_now(self) -> None:
@@ -174,14 +174,14 @@ def settings_of(
     source = NutOptions(kind="nut", host="127.0.0.1", name="x", poll_s=5.0, timeout_s=5.0)
     # By a fast clock a busy machine falls silent at every turn; nothing that is set could be so patient.
     source = source.model_copy(update={"timeout_s": more.pop("silent_s", 30.0) / 3.0 - 5.0})
-    told = {
+    given = {
         name: SentinelHost(
             key=Secret(file="/nowhere"), bmc=bmc.get(name, NO_BMC), **{"feeds": list(ups), "stagger_s": 0, **of_host}
         )
         for name in hosts
     }
     base = {"mode": "armed", "state": str(folder), "utility_stable_s": 5, "port": 13494}
-    return SentinelSettings(ups={name: SentinelUps(sources=[source]) for name in ups}, hosts=told, **(base | more))
+    return SentinelSettings(ups={name: SentinelUps(sources=[source]) for name in ups}, hosts=given, **(base | more))
 
 
 @contextlib.asynccontextmanager
@@ -199,9 +199,9 @@ async def running(
     page_key: bytes = b"",
 ) -> AsyncIterator[Rig]:
     """Run a sentinel until the block ends; it ends as if killed: nothing is written at the end."""
-    told = settings or settings_of(folder / "state")
-    chassis = chassis or {name: Chassis() for name in told.hosts}
-    supplies = supplies or {name: Supply() for name in told.ups}
+    result = settings or settings_of(folder / "state")
+    chassis = chassis or {name: Chassis() for name in result.hosts}
+    supplies = supplies or {name: Supply() for name in result.ups}
     zero_s = boottime_s()
 
     def clock() -> float:
@@ -218,15 +218,15 @@ async def running(
         power=None if real_bmc else power,
     )
     async with asyncio.TaskGroup() as tasks:
-        keeper = IntentStore(store or IntentFile(Path(told.state)), moment_of(ports), tasks)
+        keeper = IntentStore(store or IntentFile(Path(result.state)), moment_of(ports), tasks)
         await keeper.load()
-        sentinel = Sentinel(told, keeper, ports)
-        keys = {name: KEYS.get(name, KEYS["n1"]) for name in told.hosts}
+        sentinel = Sentinel(result, keeper, ports)
+        keys = {name: KEYS.get(name, KEYS["n1"]) for name in result.hosts}
         door = HostRequests(keys, sentinel, boottime_s)
         task = tasks.create_task(sentinel.run())
         async with server(door, reads(sentinel, door, page_key), listen="127.0.0.1", port=0, tls=tls) as port:
             scheme = "http" if tls is None else "https"
-            yield Rig(told, sentinel, door, port, folder, chassis, supplies, scheme)
+            yield Rig(result, sentinel, door, port, folder, chassis, supplies, scheme)
         task.cancel()
 
 
@@ -246,6 +246,6 @@ def check(limit_s: float = 30.0) -> CheckPowerOn:
     return CheckPowerOn(id="check", by_s=boottime_s() + limit_s, method=PowerOnMethod.SENTINEL)
 
 
-async def told(effector: SentinelEffector, action: Action) -> dict[str, Any]:
+async def carried_out(effector: SentinelEffector, action: Action) -> dict[str, Any]:
     detail: Detail = await effector.carry_out(action)
     return dict(detail)

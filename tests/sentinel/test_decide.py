@@ -87,9 +87,9 @@ def test_all_true_is_an_order() -> None:
     ],
 )
 def test_each_condition_alone_keeps_it_off(world: SentinelWorld, why: str) -> None:
-    told = decide(world)
-    assert (told.order, told.ends) == (None, ())
-    assert why in told.waits["n1"]
+    decision = decide(world)
+    assert (decision.order, decision.ends) == (None, ())
+    assert why in decision.waits["n1"]
 
 
 def test_no_intent_no_order() -> None:
@@ -129,8 +129,8 @@ def test_one_supply_is_enough_where_the_settings_say_so() -> None:
     ],
 )
 def test_how_an_intent_ends(world: SentinelWorld, how: Ending) -> None:
-    told = decide(world)
-    assert (told.order, [end.how for end in told.ends]) == (None, [how])
+    decision = decide(world)
+    assert (decision.order, [end.how for end in decision.ends]) == (None, [how])
     assert (how in ALARMS) == (how in {Ending.EXPIRED, Ending.GAVE_UP, Ending.HOST_UNKNOWN})
 
 
@@ -189,10 +189,13 @@ def test_off_again_while_its_power_was_there_is_a_hand_and_else_a_cut(world: Sen
     tried = {"was_off": True, "tries": 1, "tried_s": 700.0}
     word = replace(world.intents["n1"], on_since_s=720.0, on_at_s=950.0, **tried)  # type: ignore[arg-type]
     world = after(replace(world, intents={"n1": word}))
-    told = decide(world)
-    assert (told.order is not None, [end.how for end in told.ends]) == (again, [] if again else ["switched_off"])
-    if told.order is not None:
-        assert told.order.number == 2
+    decision = decide(world)
+    assert (decision.order is not None, [end.how for end in decision.ends]) == (
+        again,
+        [] if again else ["switched_off"],
+    )
+    if decision.order is not None:
+        assert decision.order.number == 2
         assert world.intents["n1"].on_at_s is None
 
 
@@ -217,9 +220,9 @@ def test_the_first_of_several_goes_first_and_the_rest_later() -> None:
     hosts = {"n2": replace(ONE, stagger_s=30.0), "n1": ONE}
     world = replace(WORLD, hosts=hosts, seen=dict.fromkeys(hosts, OFF))
     world = replace(world, intents={name: replace(INTENT, host=name) for name in ("n1", "n2")})
-    told = decide(world)
-    assert told.order is not None
-    assert (told.order.host, told.waits) == ("n2", {"n1": "another host is powered on first"})
+    decision = decide(world)
+    assert decision.order is not None
+    assert (decision.order.host, decision.waits) == ("n2", {"n1": "another host is powered on first"})
     left = replace(world, intents={"n1": INTENT}, last_order_s=1000.0)
     assert "in 10 s" in decide(left).waits["n1"]
     assert decide(replace(left, now_s=1010.0)).order is not None
@@ -230,8 +233,8 @@ def test_a_room_full_is_not_looked_at_at_once() -> None:
     hosts = {f"n{number}": ONE for number in range(LOOK_AHEAD + 5)}
     seen = {"n0": Seen(power_on=None, since_s=0.0, at_s=999.0), "n1": ON}
     intents = {name: replace(INTENT, host=name) for name in hosts}
-    told = decide(replace(WORLD, hosts=hosts, intents=intents, seen=seen))
-    assert told.looks == {f"n{number}" for number in range(2, LOOK_AHEAD + 2)}
+    decision = decide(replace(WORLD, hosts=hosts, intents=intents, seen=seen))
+    assert decision.looks == {f"n{number}" for number in range(2, LOOK_AHEAD + 2)}
     before = {"n1": replace(ON, at_s=INTENT.not_before_s - 1.0)}  # it may be off by now
     assert "n1" in decide(replace(WORLD, hosts=hosts, intents=intents, seen=before)).looks
     assert decide(with_intent(tries=1, tried_s=980.0)).looks == {"n1"}
@@ -285,8 +288,8 @@ class Walk(RuleBasedStateMachine):
         self._mind_the_dark()
         if good == self.world.supplies[ups].good:
             return
-        told = UpsSupply(good=True, utility_since_s=self.world.now_s) if good else BAD
-        self.world = replace(self.world, supplies={**self.world.supplies, ups: told})
+        result = UpsSupply(good=True, utility_since_s=self.world.now_s) if good else BAD
+        self.world = replace(self.world, supplies={**self.world.supplies, ups: result})
 
     @rule(host=st.sampled_from(["n1", "n2"]), power_on=st.sampled_from([True, False, False, False, None]))
     def bmc_is_looked_at(self, host: str, power_on: bool | None) -> None:
@@ -296,9 +299,9 @@ class Walk(RuleBasedStateMachine):
             self.world, seen={**self.world.seen, host: look(self.world.seen.get(host), now_s, power_on=power_on)}
         )
 
-    @rule(host=st.sampled_from(["n1", "n2"]), told=st.sampled_from(["off", "on", "off on", "off on off"]))
-    def bmc_says_each_for_a_while(self, host: str, told: str) -> None:
-        for word in told.split():
+    @rule(host=st.sampled_from(["n1", "n2"]), text=st.sampled_from(["off", "on", "off on", "off on off"]))
+    def bmc_says_each_for_a_while(self, host: str, text: str) -> None:
+        for word in text.split():
             for seconds in (60.0, 6.0):
                 self.time_passes(seconds)
                 self.bmc_is_looked_at(host, power_on=word == "on")
@@ -336,24 +339,24 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def sentinel_decides(self) -> None:
         world = self.world = after(self.world)
-        told = decide(world)
+        decision = decide(world)
         for host, intent in world.intents.items():
             looks = self.looked[host]
             begin_s = max(intent.stored_s, -1.0 if intent.tried_s is None else intent.tried_s)
             since = [at_s for number, (at_s, _) in enumerate(looks) if all(on for _, on in looks[number:])]
             if intent.was_off and len(since) > 1 and since[-1] - max(since[0], begin_s) >= APART_S:
                 self.on_s[host] = since[-1]
-        assert set(told.waits) | {end.host for end in told.ends} | ({told.order.host} if told.order else set()) == set(
-            world.intents
-        )
-        for end in told.ends:
+        assert set(decision.waits) | {end.host for end in decision.ends} | (
+            {decision.order.host} if decision.order else set()
+        ) == set(world.intents)
+        for end in decision.ends:
             self._drop(end.host)
-        if told.order is None:
+        if decision.order is None:
             return
-        intent = world.intents[told.order.host]
-        self._check(world, told.order, intent)
-        self.on_s.pop(told.order.host, None)
-        self.orders.append((world.now_s, told.order))
+        intent = world.intents[decision.order.host]
+        self._check(world, decision.order, intent)
+        self.on_s.pop(decision.order.host, None)
+        self.orders.append((world.now_s, decision.order))
         self.world = replace(
             self.world,
             intents={**self.world.intents, intent.host: ordered(intent, world.now_s)},

@@ -96,9 +96,9 @@ def test_the_reference_names_every_setting() -> None:
 )
 def test_a_mistake_says_what_would_be_right(tmp_path: Path, old: str, new: str, problem: str) -> None:
     assert old in LEAST
-    told = mistakes(tmp_path, LEAST.replace(old, new, 1))
-    assert any(problem in each for each in told), told
-    assert all(re.match(r"sentinel\.yaml:\d+:\d+: ", each) for each in told)
+    problems = mistakes(tmp_path, LEAST.replace(old, new, 1))
+    assert any(problem in each for each in problems), problems
+    assert all(re.match(r"sentinel\.yaml:\d+:\d+: ", each) for each in problems)
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
@@ -187,9 +187,9 @@ def test_a_check_looks_at_the_state_folder(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-@pytest.mark.parametrize(("mode", "told"), [(0o755, "this user cannot write there"), (0o700, "permission denied")])
+@pytest.mark.parametrize(("mode", "expected"), [(0o755, "this user cannot write there"), (0o700, "permission denied")])
 def test_a_check_says_that_its_user_cannot_write_the_state(
-    mode: int, told: str, capsys: pytest.CaptureFixture[str]
+    mode: int, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
@@ -206,4 +206,4 @@ def test_a_check_says_that_its_user_cannot_write_the_state(
             assert mode == 0o755 or main(path) == 78
         finally:
             os.seteuid(0)
-    assert (code, told in capsys.readouterr().err) == (0, True)
+    assert (code, expected in capsys.readouterr().err) == (0, True)

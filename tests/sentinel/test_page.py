@@ -12,7 +12,7 @@ from powerguard.sentinel.page import TEXTS, page
 from powerguard.sentinel.server import Buckets
 from tests.daemon.test_page import Outline
 from tests.e2e.test_page import tab
-from tests.sentinel.rig import Chassis, Rig, Supply, arm, running, settings_of, told
+from tests.sentinel.rig import Chassis, Rig, Supply, arm, carried_out, running, settings_of
 
 KEY = b"k" * 64
 HOSTS = ("gpu-rack7-1", "gpu-rack7-2")
@@ -99,7 +99,7 @@ async def test_an_intent_is_shown(tmp_path: Path, language: str) -> None:
         _, quiet, headers = await get(rig, "/", **{"Accept-Language": language})
         assert headers["Vary"] == "Accept-Language"
         assert words["quiet"] in quiet
-        await told(rig.effector(), arm(in_s=60.0))
+        await carried_out(rig.effector(), arm(in_s=60.0))
         waits = (await get(rig, "/", **{"Accept-Language": language}))[1]
         assert words["waiting"] in waits
         assert words["asked"] in waits
@@ -146,7 +146,7 @@ async def test_a_browser_follows_the_sentinel(tmp_path: Path) -> None:
         assert await browser.eval("document.querySelectorAll('img').length") == 0
         assert await browser.eval("document.documentElement.scrollWidth <= innerWidth")
         await browser.eval("window.kept = true")
-        await told(rig.effector(HOSTS[0]), arm(in_s=60.0))
+        await carried_out(rig.effector(HOSTS[0]), arm(in_s=60.0))
         await browser.until(f"document.getElementById('phase').textContent.trim() === '{TEXTS['en']['waiting']}'")
         assert await browser.eval("window.kept")
     console = (tmp_path / "console").read_text(errors="replace")

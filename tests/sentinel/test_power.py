@@ -20,25 +20,25 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
-async def on(told: BmcOptions, limit_s: float = 30.0) -> None:
-    await power_of(told).power_on(boottime_s() + limit_s)
+async def on(options: BmcOptions, limit_s: float = 30.0) -> None:
+    await power_of(options).power_on(boottime_s() + limit_s)
 
 
-async def is_on(told: BmcOptions) -> bool | None:
-    return (await power_of(told).status(boottime_s() + 30.0)).power_on
+async def is_on(options: BmcOptions) -> bool | None:
+    return (await power_of(options).status(boottime_s() + 30.0)).power_on
 
 
 @pytest.mark.peer("ipmi_sim")
 async def test_ipmi_powers_on_and_does_nothing_to_what_is_on(tmp_path: Path) -> None:
     for heard in until_heard(["power 1"]):
         async with IpmiSim(plugin=False) as bmc:
-            told = options(tmp_path, bmc.port, bmc.user, bmc.password)
+            given = options(tmp_path, bmc.port, bmc.user, bmc.password)
             bmc.switch(on=False)
-            assert await is_on(told) is False
-            await on(told)
+            assert await is_on(given) is False
+            await on(given)
             heard.extend(bmc.orders)
-            assert await is_on(told) is True
-            await on(told)
+            assert await is_on(given) is True
+            await on(given)
             assert set(bmc.orders) == {"power 1"}
             wrong = options(tmp_path, bmc.port, bmc.user, "another password")
             with pytest.raises(BmcError, match="login refused") as caught:
@@ -56,22 +56,22 @@ async def test_ipmi_that_is_dead_ends_in_time(tmp_path: Path) -> None:
 async def test_sushy_emulator_powers_on(tmp_path: Path, certificate: Certificate) -> None:
     """Not ours: the action is found, and takes what we say. Its fake driver obeys 1 to 11 s later, as boards do."""
     async with SushyEmulator(tmp_path, certificate, systems=1, power="Off") as bmc:
-        told = redfish_options(tmp_path, bmc.port, certificate)
-        assert await is_on(told) is False
-        await on(told)
+        given = redfish_options(tmp_path, bmc.port, certificate)
+        assert await is_on(given) is False
+        await on(given)
 
 
 async def test_redfish_powers_on(tmp_path: Path, certificate: Certificate) -> None:
     async with OwnRedfish(certificate) as bmc:
         bmc.system["PowerState"] = "Off"
-        told = redfish_options(tmp_path, bmc.port, certificate)
-        assert await is_on(told) is False
-        await on(told)
-        assert (bmc.resets, await is_on(told)) == (["On"], True)
+        given = redfish_options(tmp_path, bmc.port, certificate)
+        assert await is_on(given) is False
+        await on(given)
+        assert (bmc.resets, await is_on(given)) == (["On"], True)
         bmc.reset["ResetType@Redfish.AllowableValues"] = ["ForceOn", "ForceOff"]
-        await on(told)
+        await on(given)
         del bmc.reset["ResetType@Redfish.AllowableValues"]
-        await on(told)
+        await on(given)
         assert bmc.resets == ["On", "ForceOn", "On"]
 
 
@@ -79,10 +79,10 @@ async def test_redfish_powers_on_without_its_bios(tmp_path: Path, certificate: C
     """A board without a policy, whose BIOS resource needs a license: neither matters here, and it is not asked for."""
     async with OwnRedfish(certificate, shape="none", faults=Faults(bios=403)) as bmc:
         bmc.system["PowerState"] = "Off"
-        told = redfish_options(tmp_path, bmc.port, certificate)
-        assert await is_on(told) is False
+        given = redfish_options(tmp_path, bmc.port, certificate)
+        assert await is_on(given) is False
         heard = len(bmc.heard)
-        await on(told)
+        await on(given)
         assert bmc.resets == ["On"]
         assert not any(line.endswith("/Bios") for line in bmc.heard[heard:])
 
@@ -98,7 +98,7 @@ async def test_redfish_of_a_host_between_on_and_off_says_neither(
 
 
 @pytest.mark.parametrize(
-    ("reset", "always", "told"),
+    ("reset", "always", "expected"),
     [
         ({"ResetType@Redfish.AllowableValues": ["ForceOff"]}, {}, "does not allow On or ForceOn"),
         ({"target": "https://elsewhere.example/"}, {}, "does not link to a path"),
@@ -108,11 +108,11 @@ async def test_redfish_of_a_host_between_on_and_off_says_neither(
     ],
 )
 async def test_redfish_that_refuses_says_so(
-    tmp_path: Path, certificate: Certificate, reset: dict[str, Any], always: dict[str, int], told: str
+    tmp_path: Path, certificate: Certificate, reset: dict[str, Any], always: dict[str, int], expected: str
 ) -> None:
     async with OwnRedfish(certificate, faults=Faults(always=always)) as bmc:
         bmc.reset.update(reset)
-        with pytest.raises(BmcError, match=told):
+        with pytest.raises(BmcError, match=expected):
             await on(redfish_options(tmp_path, bmc.port, certificate))
         assert bmc.resets == []
         bmc.system["Actions"] = {}

@@ -17,7 +17,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.sentinel.effector import SentinelEffector
 from tests.peers.ipmi import IpmiSim, keep_secret
 from tests.peers.nut import free_port, upsd
-from tests.sentinel.rig import KEYS, arm, check, disarm, options_of, told
+from tests.sentinel.rig import KEYS, arm, carried_out, check, disarm, options_of
 
 SETTINGS = """\
 mode: armed
@@ -49,8 +49,8 @@ class Program:
         keep_secret(folder / "bmc-password", password)
         keep_secret(folder / "page-key", PAGE_KEY)
         self.host = SentinelEffector(options_of(folder, "n1", (f"http://127.0.0.1:{self.port}",)), feeds=("a",))
-        told = SETTINGS.format(port=self.port, folder=folder, nut=nut, bmc=bmc)
-        (folder / "sentinel.yaml").write_text(told, encoding="utf-8")
+        result = SETTINGS.format(port=self.port, folder=folder, nut=nut, bmc=bmc)
+        (folder / "sentinel.yaml").write_text(result, encoding="utf-8")
 
     @property
     def log(self) -> str:
@@ -92,8 +92,8 @@ async def test_it_starts_says_what_blocks_it_and_stops(tmp_path: Path) -> None:
     program = Program(tmp_path, nut=1, bmc=1, password="the-password-of-the-bmc")
     async with program.running() as process:
         with pytest.raises(EffectorError, match="UPS a: not read"):
-            await told(program.host, check())
-        assert (await told(program.host, arm(in_s=600.0)))["in_s"] == 600.0
+            await carried_out(program.host, check())
+        assert (await carried_out(program.host, arm(in_s=600.0)))["in_s"] == 600.0
         for path, names_it in (("/", False), ("/names", True)):
             headers = {"Authorization": aiohttp.encode_basic_auth("me", PAGE_KEY)}
             async with (
@@ -128,7 +128,7 @@ async def test_settings_are_read_anew_and_what_stands_stays(tmp_path: Path) -> N
     path = tmp_path / "sentinel.yaml"
     good = path.read_text(encoding="utf-8")
     async with program.running() as process:
-        await told(program.host, arm(in_s=600.0))
+        await carried_out(program.host, arm(in_s=600.0))
 
         async def reads(text: str, says: str) -> None:
             path.write_text(text, encoding="utf-8")
@@ -140,11 +140,11 @@ async def test_settings_are_read_anew_and_what_stands_stays(tmp_path: Path) -> N
         await reads(good.replace("feeds: [a]", "feeds: [b]"), "unknown UPS (known: a)")
         await reads(good.replace(f"{tmp_path}/state", str(tmp_path)), "only read at the start")
         await reads(good.replace(f"{tmp_path}/key-n1", "/nowhere"), "hosts.n1.key: /nowhere: No such file")
-        assert (await told(program.host, arm(in_s=500.0)))["in_s"] == 500.0
+        assert (await carried_out(program.host, arm(in_s=500.0)))["in_s"] == 500.0
         await reads(good.replace("mode: armed", "mode: dry-run"), "settings_reloaded mode=dry-run hosts=1")
         with pytest.raises(EffectorError, match="runs in dry-run"):
-            await told(program.host, arm(in_s=400.0))
-        assert (await told(program.host, disarm()))["sentinels"], "it was there, and is taken back"
+            await carried_out(program.host, arm(in_s=400.0))
+        assert (await carried_out(program.host, disarm()))["sentinels"], "it was there, and is taken back"
         assert process.returncode is None
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):
@@ -178,7 +178,7 @@ async def test_killed_with_a_word_in_its_keeping(tmp_path: Path) -> None:
     async with IpmiSim(plugin=False) as bmc, upsd() as nut:
         program = Program(tmp_path, nut=nut.port, bmc=bmc.port, password=bmc.password)
         async with program.running() as process:
-            await told(program.host, arm(in_s=1.0))
+            await carried_out(program.host, arm(in_s=1.0))
             process.kill()
             await process.wait()
         bmc.switch(on=False)
@@ -186,7 +186,7 @@ async def test_killed_with_a_word_in_its_keeping(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 while not bmc.orders:  # noqa: ASYNC110 - ipmi_sim tells nobody
                     await asyncio.sleep(0.1)
-            await told(program.host, disarm())
+            await carried_out(program.host, disarm())
             process.kill()
             await process.wait()
         bmc.switch(on=False)

@@ -20,7 +20,7 @@ from powerguard.sentinel.store import Clocks, IntentFile, IntentTable
 from tests.peers.ipmi import IpmiSim, options
 from tests.peers.machine import folder_in_memory
 from tests.peers.redfish import OwnRedfish, make_certificate, redfish_options
-from tests.sentinel.rig import Chassis, Rig, Supply, arm, check, disarm, running, settings_of, told
+from tests.sentinel.rig import Chassis, Rig, Supply, arm, carried_out, check, disarm, running, settings_of
 
 
 @pytest.fixture
@@ -34,17 +34,17 @@ async def test_a_host_is_powered_on_again(tmp_path: Path) -> None:
     """It says so, goes off, and is powered on once; up again it takes its word back, and is told who did it."""
     async with running(tmp_path, pace=60.0) as rig:
         host = rig.chassis["n1"]
-        assert await told(rig.effector(), arm(in_s=40.0)) == {"in_s": 40.0, "sentinels": rig.url}
+        assert await carried_out(rig.effector(), arm(in_s=40.0)) == {"in_s": 40.0, "sentinels": rig.url}
         host.power_on = False
         await rig.until(lambda: host.power_on is True)
         ordered = {"orders": 1, "ordered_by": rig.url, "because": f"{rig.url} has powered this host on"}
         for disarmed in (True, False):
-            up_again = await told(rig.effector(), disarm())
+            up_again = await carried_out(rig.effector(), disarm())
             assert up_again == {"sentinels": rig.url, "disarmed": disarmed, **ordered}, (
-                "the host is told for its report"
+                "the host gets it for its report"
             )
         assert (host.orders, rig.outages, rig.sentinel.ends["n1", "withdrawn"]) == (1, {}, 1)
-        assert await told(rig.effector(), disarm("another")) == {"sentinels": rig.url, "disarmed": False}
+        assert await carried_out(rig.effector(), disarm("another")) == {"sentinels": rig.url, "disarmed": False}
         host.power_on = False  # a person presses the button later
         await asyncio.sleep(0.5)
         assert host.orders == 1
@@ -58,7 +58,7 @@ async def test_over_ipmi(tmp_path: Path) -> None:
             its = options(tmp_path, bmc.port, bmc.user, bmc.password)
             settings = settings_of(tmp_path / f"{number}", bmc={"n1": its})
             async with running(tmp_path, settings, pace=10.0, real_bmc=True) as rig:
-                await told(rig.effector(), arm(in_s=8.0))
+                await carried_out(rig.effector(), arm(in_s=8.0))
                 bmc.switch(on=False)
                 await until_on_again(rig, 60.0)
                 assert set(bmc.orders) == {"power 1"}
@@ -70,7 +70,7 @@ async def test_over_ipmi(tmp_path: Path) -> None:
                 await until_on_again(rig, 60.0)
                 tries = rig.word.tries
                 assert tries == rig.sentinel.orders["n1", "ordered"]
-                assert (await told(rig.effector(), disarm()))["orders"] == tries
+                assert (await carried_out(rig.effector(), disarm()))["orders"] == tries
                 assert rig.outages == {}
         if tries == 2:
             break
@@ -102,7 +102,7 @@ async def test_over_redfish_two_hosts_one_after_the_other(tmp_path: Path) -> Non
         async with running(tmp_path, settings, pace=20.0, real_bmc=True, store=kept) as rig:
             async with asyncio.TaskGroup() as tasks:
                 for host in its:
-                    tasks.create_task(told(rig.effector(host), arm(in_s=10.0)))
+                    tasks.create_task(carried_out(rig.effector(host), arm(in_s=10.0)))
             one.system["PowerState"] = two.system["PowerState"] = "Off"
             await rig.until(lambda: bool(one.resets and two.resets))
             assert (one.resets, two.resets) == (["On"], ["On"])
@@ -171,7 +171,7 @@ def nothing(rig: Rig) -> None:
 )
 async def test_what_keeps_a_host_off(tmp_path: Path, keep_off: Callable[[Rig], None]) -> None:
     async with running(tmp_path, pace=200.0) as rig:
-        await told(rig.effector(), arm(in_s=50.0))
+        await carried_out(rig.effector(), arm(in_s=50.0))
         rig.chassis["n1"].power_on = False
         keep_off(rig)
         if keep_off is nothing:
@@ -198,9 +198,9 @@ async def test_a_host_hears_beforehand_of_a_ups_that_never_says_utility(
         await rig.until(lambda: "n1" in rig.sentinel.seen and rig.sentinel.world().supplies["a"].why != "not read")
         if because:
             with pytest.raises(EffectorError, match=because):
-                await told(rig.effector(), check())
+                await carried_out(rig.effector(), check())
         else:
-            assert await told(rig.effector(), check()) == {"sentinels": rig.url}
+            assert await carried_out(rig.effector(), check()) == {"sentinels": rig.url}
 
 
 async def test_a_ups_that_is_not_read_is_logged_with_the_reason_and_once(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_a_ups_that_is_not_read_is_logged_with_the_reason_and_once(tmp_pat
 async def test_once_the_reason_is_gone_it_comes_back(tmp_path: Path) -> None:
     async with running(tmp_path, pace=50.0) as rig:
         on_battery(rig)
-        await told(rig.effector(), arm())
+        await carried_out(rig.effector(), arm())
         rig.chassis["n1"].power_on = False
         await rig.until(lambda: "on battery" in rig.sentinel.waits.get("n1", ""))
         rig.supplies["a"].source = OutputSource.UTILITY
@@ -230,11 +230,11 @@ async def test_once_the_reason_is_gone_it_comes_back(tmp_path: Path) -> None:
 
 async def test_what_the_host_takes_back_has_ended(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
-        await told(rig.effector(), arm(in_s=30.0))
-        assert await told(rig.effector(), disarm("another")) == {"sentinels": rig.url, "disarmed": False}
+        await carried_out(rig.effector(), arm(in_s=30.0))
+        assert await carried_out(rig.effector(), disarm("another")) == {"sentinels": rig.url, "disarmed": False}
         assert rig.outages == {"n1": "o1"}, "another outage's word is not taken back"
         for disarmed in (True, False):
-            assert await told(rig.effector(), disarm()) == {"sentinels": rig.url, "disarmed": disarmed}
+            assert await carried_out(rig.effector(), disarm()) == {"sentinels": rig.url, "disarmed": disarmed}
             assert rig.outages == {}
         assert (rig.chassis["n1"].orders, rig.sentinel.ends["n1", "withdrawn"]) == (0, 1)
 
@@ -242,7 +242,7 @@ async def test_what_the_host_takes_back_has_ended(tmp_path: Path) -> None:
 async def test_a_host_that_comes_up_by_itself_ends_it(tmp_path: Path) -> None:
     async with running(tmp_path, pace=200.0) as rig:
         silent(rig)
-        await told(rig.effector(), arm())
+        await carried_out(rig.effector(), arm())
         host = rig.chassis["n1"]
         host.power_on = False
         await rig.until(lambda: rig.sentinel.keeper.table.intents["n1"].was_off)
@@ -254,7 +254,7 @@ async def test_a_host_that_comes_up_by_itself_ends_it(tmp_path: Path) -> None:
 async def powered_on(rig: Rig) -> Chassis:
     """Its word, its power-off, the order, and that it is on: what comes next meets its boot."""
     host = rig.chassis["n1"]
-    await told(rig.effector(), arm())
+    await carried_out(rig.effector(), arm())
     host.power_on = False
     await until_on_again(rig)
     assert host.orders == 1
@@ -293,7 +293,7 @@ async def test_the_next_cut_meets_its_boot(tmp_path: Path, sentinel: str) -> Non
         await rig.until(lambda: host.orders == 2)
         await until_on_again(rig)
         assert (rig.word.tries, rig.outages) == (2, {"n1": "o1"})
-        assert (await told(rig.effector(), disarm()))["orders"] == 2
+        assert (await carried_out(rig.effector(), disarm()))["orders"] == 2
 
 
 @pytest.mark.parametrize("is_new", [False, True])
@@ -341,7 +341,7 @@ async def test_what_its_bmc_said_before_does_not_count(tmp_path: Path) -> None:
         await rig.until(lambda: rig.sentinel.seen["n1"].twice(power_on=False) if rig.sentinel.seen else False)
         host.power_on = True  # nobody has looked since
         silent(rig)
-        await told(rig.effector(), arm(in_s=80_000.0))
+        await carried_out(rig.effector(), arm(in_s=80_000.0))
         await rig.until(lambda: rig.sentinel.seen["n1"].twice(power_on=True) if rig.sentinel.seen else False)
         await asyncio.sleep(0.1)
         assert (rig.outages, rig.sentinel.keeper.table.intents["n1"].was_off) == ({"n1": "o1"}, False)
@@ -353,7 +353,7 @@ async def test_dead_bmcs_hold_nobody_up(tmp_path: Path) -> None:
     chassis = {name: Chassis(hangs_s=0.0 if name == "n1" else 5.0) for name in hosts}
     settings = settings_of(tmp_path / "state", hosts=hosts)
     async with running(tmp_path, settings, chassis=chassis, pace=50.0) as rig:
-        await told(rig.effector(), arm(in_s=10.0))
+        await carried_out(rig.effector(), arm(in_s=10.0))
         chassis["n1"].power_on = False
         await rig.until(lambda: chassis["n1"].orders == 1, 15.0)
 
@@ -377,7 +377,7 @@ async def test_after_three_tries_it_gives_up(tmp_path: Path) -> None:
     for number in range(5):  # a try is spent, and no order, where the disk takes 50 ms: 20 s by this clock
         async with running(tmp_path, settings_of(tmp_path / f"{number}"), pace=400.0) as rig:
             host = rig.chassis["n1"]
-            await told(rig.effector(), arm(in_s=50.0))
+            await carried_out(rig.effector(), arm(in_s=50.0))
             host.stuck, host.power_on = True, False
             await rig.until(lambda rig=rig: rig.outages == {})  # type: ignore[misc]
         if host.orders >= 3:
@@ -398,7 +398,7 @@ async def test_the_try_is_on_disk_before_the_order(tmp_path: Path) -> None:
             await super().power_on_()
 
     async with running(tmp_path, chassis={"n1": Watched(power_on=False)}) as rig:
-        await told(rig.effector(), arm())
+        await carried_out(rig.effector(), arm())
         await rig.until(lambda: found != [])
         assert found == [1]
 
@@ -419,7 +419,7 @@ async def test_what_changes_while_the_disk_is_at_work_counts(tmp_path: Path) -> 
     disk = Slow(tmp_path / "state")
     chassis = {"n1": Chassis(power_on=False)}
     async with running(tmp_path, settings, chassis=chassis, supplies=supplies, store=disk) as rig:
-        await told(rig.effector(), arm())
+        await carried_out(rig.effector(), arm())
         await rig.until(lambda: "on battery" in rig.sentinel.world().supplies["a"].why)
         has_seen_it.set()
         await rig.until(lambda: "on battery" in rig.sentinel.waits.get("n1", ""))
@@ -430,7 +430,7 @@ async def test_killed_between_store_and_power_on(tmp_path: Path) -> None:
     """What was stored stands, with its time and its tries; what was not stored does not."""
     chassis, supplies = {"n1": Chassis(power_on=False, stuck=True)}, {"a": Supply()}
     async with running(tmp_path, chassis=chassis, supplies=supplies, pace=60.0) as rig:
-        await told(rig.effector(), arm())
+        await carried_out(rig.effector(), arm())
         await rig.until(lambda: chassis["n1"].orders == 1)
     async with running(tmp_path, chassis=chassis, supplies=supplies, pace=60.0) as rig:
         intent = rig.sentinel.keeper.table.intents["n1"]
@@ -443,12 +443,12 @@ async def test_a_wall_clock_that_steps_changes_nothing(tmp_path: Path) -> None:
     """Nobody's wall clock is in what is said, and the sentinel's own counts from boot to boot alone."""
     wall_s = [1_800_000_000.0]
     async with running(tmp_path, pace=60.0, wall=lambda: wall_s[0]) as rig:
-        await told(rig.effector(), arm(in_s=60.0))
+        await carried_out(rig.effector(), arm(in_s=60.0))
         for step_s in (-1e8, 3e8):
             wall_s[0] += step_s
             await asyncio.sleep(0.1)
             assert rig.outages == {"n1": "o1"}
-            assert (await told(rig.effector(), arm(in_s=60.0)))["in_s"] == 60.0
+            assert (await carried_out(rig.effector(), arm(in_s=60.0)))["in_s"] == 60.0
         rig.chassis["n1"].power_on = False
         await rig.until(lambda: rig.chassis["n1"].power_on is True)
 
@@ -457,9 +457,9 @@ async def test_dry_run_powers_nothing_on(tmp_path: Path) -> None:
     """It stores, decides and writes down; hosts are told beforehand and at their commit."""
     async with running(tmp_path, settings_of(tmp_path / "state", mode="dry-run")) as rig:
         with pytest.raises(EffectorError, match="runs in dry-run"):
-            await told(rig.effector(), check())
+            await carried_out(rig.effector(), check())
         with pytest.raises(EffectorError, match="runs in dry-run"):
-            await told(rig.effector(), arm(in_s=10.0))
+            await carried_out(rig.effector(), arm(in_s=10.0))
         rig.chassis["n1"].power_on = False
         await rig.until(lambda: rig.outages == {})
         assert rig.chassis["n1"].orders == 0
@@ -470,7 +470,7 @@ async def test_the_other_feed_counts_where_it_must(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "state", ups=("a", "b"))
     async with running(tmp_path, settings) as rig:
         rig.supplies["b"].source = OutputSource.BATTERY
-        await told(rig.effector(), arm())
+        await carried_out(rig.effector(), arm())
         rig.chassis["n1"].power_on = False
         await rig.until(lambda: "1 of 2 supplies" in rig.sentinel.waits.get("n1", ""))
         assert rig.chassis["n1"].orders == 0
@@ -483,7 +483,7 @@ async def test_a_bmc_that_refuses_for_long_is_asked_until_it_obeys(tmp_path: Pat
     """As boards and enclosures may after a power cut. An order that was refused had no effect."""
     async with running(tmp_path, pace=400.0) as rig:
         host = rig.chassis["n1"]
-        await told(rig.effector(), arm(in_s=50.0))
+        await carried_out(rig.effector(), arm(in_s=50.0))
         host.refuses, host.power_on = 5, False
         await rig.until(lambda: host.orders == 1)
         assert rig.sentinel.orders["n1", "failed"] >= 5
@@ -494,7 +494,7 @@ async def test_orders_without_an_answer_are_counted(tmp_path: Path) -> None:
     """They may have been carried out: a host that falls off each time is not powered on without end."""
     async with running(tmp_path, pace=400.0) as rig:
         host = rig.chassis["n1"]
-        await told(rig.effector(), arm(in_s=50.0))
+        await carried_out(rig.effector(), arm(in_s=50.0))
         host.refuses, host.failure, host.power_on = 1000, Failure.TIMEOUT, False
         await rig.until(lambda: rig.outages == {})
         assert (host.refused <= 3, rig.sentinel.ends["n1", "gave_up"]) == (True, 1)
@@ -507,5 +507,5 @@ async def test_a_refused_login_rests_for_hours_only_while_no_host_waits(tmp_path
         rig.sentinel._hands.refusals["BMC of the test"] = refusal
         await rig.until(lambda: "n1" in rig.sentinel.seen)
         assert refusal.times == 9
-        await told(rig.effector(), arm(in_s=50.0))
+        await carried_out(rig.effector(), arm(in_s=50.0))
         await rig.until(lambda: refusal.times == 1)

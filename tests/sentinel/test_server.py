@@ -25,7 +25,7 @@ from powerguard.sentinel.store import Clocks, IntentFile, IntentStore, IntentTab
 from tests.peers import require
 from tests.peers.machine import folder_in_memory
 from tests.peers.redfish import make_certificate
-from tests.sentinel.rig import KEYS, Rig, arm, disarm, running, settings_of, told
+from tests.sentinel.rig import KEYS, Rig, arm, carried_out, disarm, running, settings_of
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 INTENT = Intent(host="n1", outage="o1", boot_id="b1", feeds=("a",), stored_s=0.0, not_before_s=0.0, expires_s=1e6)
@@ -61,8 +61,8 @@ class Client:
 
     async def body(self, kind: str, *, host: str = "n1", **asked: Any) -> bytes:  # noqa: ANN401
         challenge = asked.pop("challenge", None) or await self.challenge()
-        told = {**STORE, **asked}
-        return wire.encode(kind, wire.Request(challenge=challenge, nonce=secrets.token_hex(16), host=host, **told))
+        given = {**STORE, **asked}
+        return wire.encode(kind, wire.Request(challenge=challenge, nonce=secrets.token_hex(16), host=host, **given))
 
 
 async def test_a_word_counts_once(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_a_word_counts_once(tmp_path: Path) -> None:
             assert (status, answer["object"], answer["outage"]) == (200, "stored", "o1")
             raw = json.dumps(answer).encode()
             assert wire.is_signed(wire.sign_answer(KEYS["n1"], signature, 200, raw), headers[wire.SIGNATURE])
-            await told(rig.effector(), disarm())
+            await carried_out(rig.effector(), disarm())
             assert rig.outages == {}
             assert (await client.post(path, body, signature))[0] == 401
             assert (await client.post(wire.PATHS["withdraw"], body, signature))[0] == 400
@@ -114,7 +114,7 @@ async def test_each_host_speaks_for_itself(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "state", hosts=("n1", "n2"))
     async with running(tmp_path, settings) as rig, aiohttp.ClientSession() as session:
         client = Client(rig, session)
-        await told(rig.effector("n2"), arm("o2", in_s=60.0))
+        await carried_out(rig.effector("n2"), arm("o2", in_s=60.0))
         assert await client.say("withdraw", host="n2", key=KEYS["n1"], outage="o2") == 401
         assert await client.say("withdraw", host="n1", key=KEYS["n1"], outage="o2") == 200
         assert rig.outages == {"n2": "o2"}
@@ -143,7 +143,7 @@ async def test_a_flood_is_cut_off_and_costs_nothing(tmp_path: Path) -> None:
     """A thousand strangers' questions: most are told to go away, nothing is kept, the disk is left alone."""
     async with running(tmp_path, pace=1.0) as rig, aiohttp.ClientSession() as session:
         client = Client(rig, session)
-        await told(rig.effector(), arm(in_s=600.0))
+        await carried_out(rig.effector(), arm(in_s=600.0))
         stop_clock(rig)
         written_s = (Path(rig.settings.state) / "intents.json").stat().st_mtime_ns
         statuses = [(await client.post(wire.PATHS["store"], b"{}"))[0] for _ in range(200)]
@@ -187,7 +187,7 @@ async def test_silent_connections_of_many_addresses_keep_nobody_out(tmp_path: Pa
         ]
         try:
             seal = {"fingerprint": certificate.sha256} if shakes else {}
-            assert (await told(rig.effector(**seal), arm(in_s=600.0)))["sentinels"] == rig.url
+            assert (await carried_out(rig.effector(**seal), arm(in_s=600.0)))["sentinels"] == rig.url
             assert rig.outages == {"n1": "o1"}
         finally:
             for _, writer in held:
@@ -211,7 +211,7 @@ async def test_who_never_shakes_hands_keeps_nobody_out(tmp_path: Path, caplog: p
         try:
             for _, writer in held[::2]:
                 writer.write(b"GET / HTTP/1.1\r\n\r\n" * 50)
-            detail = await told(rig.effector(fingerprint=certificate.sha256), arm(in_s=600.0))
+            detail = await carried_out(rig.effector(fingerprint=certificate.sha256), arm(in_s=600.0))
             assert detail["sentinels"] == rig.url
             async with asyncio.timeout(60):
                 for reader, _ in held:
@@ -241,7 +241,7 @@ async def test_a_flood_before_the_handshake_leaves_descriptors_and_a_host_gets_t
                 held.append(sock)
                 if number % 50 == 49:
                     await asyncio.sleep(0.01)
-            detail = await told(rig.effector(fingerprint=certificate.sha256), arm(in_s=600.0))
+            detail = await carried_out(rig.effector(fingerprint=certificate.sha256), arm(in_s=600.0))
             assert detail["sentinels"] == rig.url
             theirs = descriptors() - before - len(held)
             assert theirs <= MAX_STRANGERS, f"the sentinel holds {theirs} descriptors for strangers"
@@ -297,7 +297,7 @@ def test_buckets_are_bounded() -> None:
 
 async def test_metrics_and_health_are_everybodys(tmp_path: Path) -> None:
     async with running(tmp_path, pace=1.0) as rig, aiohttp.ClientSession() as session:
-        await told(rig.effector(), arm(in_s=600.0))
+        await carried_out(rig.effector(), arm(in_s=600.0))
         async with session.get(f"{rig.url}/metrics") as answer:
             text = await answer.text()
         assert 'powerguard_sentinel_intent{host="n1"} 1.0' in text
@@ -383,13 +383,13 @@ async def test_a_full_disk_keeps_nobody_off_who_is_stored(tmp_path: Path) -> Non
     disk = Full(Path(settings.state))
     disk.full = False
     async with running(tmp_path, settings, store=disk) as rig, aiohttp.ClientSession() as session:
-        await told(rig.effector(), arm(in_s=20.0))
+        await carried_out(rig.effector(), arm(in_s=20.0))
         disk.full = True
         rig.chassis["n1"].power_on = False
         await rig.until(lambda: rig.chassis["n1"].orders == 1)
         await rig.until(lambda: rig.word.on_since_s is not None)
         disk.full = False
-        await told(rig.effector(), arm("o2", in_s=600.0))
+        await carried_out(rig.effector(), arm("o2", in_s=600.0))
         disk.full = True
         assert await Client(rig, session).say("withdraw", outage="o2") == 503
         assert rig.outages == {}

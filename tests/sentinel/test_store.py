@@ -58,16 +58,16 @@ def test_inside_a_boot_nothing_moves() -> None:
 def test_over_a_reboot_the_wall_clock_counts_unless_it_goes_back(wall_step_s: float, gone_s: float) -> None:
     """A clock that is behind makes a host wait once more; it never takes an intent's time away twice."""
     after = Clocks(boot_id="boot-2", boottime_s=40.0, wall_s=NOW.wall_s + wall_step_s)
-    told = decode(encode(TABLE, NOW), after).intents["n1"]
-    assert told.not_before_s - 40.0 == pytest.approx(100.0 - gone_s)
-    assert 40.0 - told.stored_s == pytest.approx(200.0 + gone_s)
-    assert told.expires_s - 40.0 == pytest.approx(4000.0 - gone_s)
-    assert told.tried_s is not None
-    assert 40.0 - told.tried_s == pytest.approx(100.0 + gone_s)
-    assert told.on_since_s is not None
-    assert told.on_at_s is not None
-    assert (40.0 - told.on_since_s, 40.0 - told.on_at_s) == pytest.approx((70.0 + gone_s, 10.0 + gone_s))
-    assert (told.tries, told.feeds) == (2, ("a", "b"))
+    decoded = decode(encode(TABLE, NOW), after).intents["n1"]
+    assert decoded.not_before_s - 40.0 == pytest.approx(100.0 - gone_s)
+    assert 40.0 - decoded.stored_s == pytest.approx(200.0 + gone_s)
+    assert decoded.expires_s - 40.0 == pytest.approx(4000.0 - gone_s)
+    assert decoded.tried_s is not None
+    assert 40.0 - decoded.tried_s == pytest.approx(100.0 + gone_s)
+    assert decoded.on_since_s is not None
+    assert decoded.on_at_s is not None
+    assert (40.0 - decoded.on_since_s, 40.0 - decoded.on_at_s) == pytest.approx((70.0 + gone_s, 10.0 + gone_s))
+    assert (decoded.tries, decoded.feeds) == (2, ("a", "b"))
 
 
 def test_a_file_is_replaced_as_a_whole_and_is_nobody_elses(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ async def test_all_that_wait_for_the_disk_are_in_its_next_write(tmp_path: Path) 
     async with asyncio.TaskGroup() as tasks:
         keeper = IntentStore(Counted(tmp_path), lambda: NOW, tasks)
         intents = [replace(INTENT, host=f"n{number}") for number in range(256)]
-        told = await asyncio.gather(*(keeper.commit(partial(IntentTable.put, intent=each), 60.0) for each in intents))
-    assert (set(told), writes, len(keeper.table.intents)) == ({""}, [1, 256], 256)
+        result = await asyncio.gather(*(keeper.commit(partial(IntentTable.put, intent=each), 60.0) for each in intents))
+    assert (set(result), writes, len(keeper.table.intents)) == ({""}, [1, 256], 256)
 
 
 @pytest.mark.parametrize("kind", ["cut", "flipped", "empty", "zeros", "huge", "other version"])

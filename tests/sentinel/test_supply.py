@@ -17,10 +17,10 @@ BATTERY = OutputSource.BATTERY
 
 
 def reading(at_s: float, source: OutputSource = OutputSource.UTILITY, **more: object) -> Reading:
-    told = Reading(at_s=at_s, ups="a", source="nut", output_source=source, charge_pct=80.0, input_present=True)
+    result = Reading(at_s=at_s, ups="a", source="nut", output_source=source, charge_pct=80.0, input_present=True)
     if source is BATTERY:
-        told = replace(told, input_present=False)
-    return replace(told, **more)  # type: ignore[arg-type]
+        result = replace(result, input_present=False)
+    return replace(result, **more)  # type: ignore[arg-type]
 
 
 def fed(*events: Reading | SourceFailed) -> Feed:
@@ -31,9 +31,9 @@ def fed(*events: Reading | SourceFailed) -> Feed:
 
 
 def why(feed: Feed, now_s: float, charge_pct: float = 10.0) -> str:
-    told = supply(POLICY, feed, now_s, stable_s=10.0, charge_pct=charge_pct)
-    assert told.good == (not told.why)
-    return told.why
+    result = supply(POLICY, feed, now_s, stable_s=10.0, charge_pct=charge_pct)
+    assert result.good == (not result.why)
+    return result.why
 
 
 def steady(begin_s: float, end_s: float, **more: object) -> list[Reading]:
@@ -61,7 +61,7 @@ def test_since_when_there_is_utility() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "now_s", "told"),
+    ("events", "now_s", "expected"),
     [
         ([], 5.0, "not read"),
         (steady(0, 20), 40.0, "not read for 20 s"),
@@ -88,8 +88,8 @@ def test_since_when_there_is_utility() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_it(events: list[Reading | SourceFailed], now_s: float, told: str) -> None:
-    assert why(fed(*events), now_s).startswith(told)
+def test_what_is_wrong_with_it(events: list[Reading | SourceFailed], now_s: float, expected: str) -> None:
+    assert why(fed(*events), now_s).startswith(expected)
 
 
 def test_a_delay_that_is_only_set_is_no_countdown() -> None:
@@ -117,8 +117,8 @@ def test_of_two_sources_a_delay_that_stands_is_no_countdown_for_ever() -> None:
         card = replace(reading(at_s), source="snmp", output_off_in_s=140.0 if at_s < 20 else 120.0)
         for each in (card, reading(at_s + 0.5)):
             feed = enter(policy, feed, each)
-        told = supply(policy, feed, at_s + 0.5, stable_s=10.0, charge_pct=10.0)
-        assert told.good == (9 < at_s < 20 or at_s > 440), at_s
+        result = supply(policy, feed, at_s + 0.5, stable_s=10.0, charge_pct=10.0)
+        assert result.good == (9 < at_s < 20 or at_s > 440), at_s
 
 
 def test_whatever_charge_there_is_where_none_is_asked_for() -> None:
@@ -158,7 +158,7 @@ class TestForcedShutdownOfTwoSources:
     POLICY = replace(POLICY, sources=2)
     LOST = SourceFailed(at_s=24.0, ups="a", source="nut", reason="x", lost=True)
 
-    def _told(self, *events: Reading | SourceFailed, card_until_s: int) -> str:
+    def _why(self, *events: Reading | SourceFailed, card_until_s: int) -> str:
         """Why the UPS is no good, with a card beside that tells utility once a second."""
         card = [replace(each, at_s=each.at_s + 0.5, source="snmp") for each in steady(0, card_until_s)]
         feed = Feed()
@@ -169,13 +169,13 @@ class TestForcedShutdownOfTwoSources:
     def test_it_stands_until_its_own_source_takes_it_back(self) -> None:
         rises = (*steady(0, 20), *steady(21, 23, forced_shutdown=True))
         fsd = "a forced shutdown is set (NUT: FSD)"
-        assert self._told(*rises, card_until_s=23) == fsd
-        assert self._told(*rises, self.LOST, card_until_s=60) == fsd
-        assert self._told(*rises, *steady(24, 24), card_until_s=24) == fsd, "one reading may be wrong"
-        assert self._told(*rises, *steady(24, 25), card_until_s=25) == ""
+        assert self._why(*rises, card_until_s=23) == fsd
+        assert self._why(*rises, self.LOST, card_until_s=60) == fsd
+        assert self._why(*rises, *steady(24, 24), card_until_s=24) == fsd, "one reading may be wrong"
+        assert self._why(*rises, *steady(24, 25), card_until_s=25) == ""
 
     def test_one_that_did_not_come_is_spent(self) -> None:
         """Its source is lost for good: no host may stay off for that."""
         rises = (*steady(0, 20), *steady(21, 23, forced_shutdown=True), self.LOST)
-        assert self._told(*rises, card_until_s=340)
-        assert self._told(*rises, card_until_s=360) == ""
+        assert self._why(*rises, card_until_s=340)
+        assert self._why(*rises, card_until_s=360) == ""

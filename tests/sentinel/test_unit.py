@@ -30,8 +30,10 @@ def test_systemd_finds_nothing_to_say(tmp_path: Path, wrong: str) -> None:
     program.chmod(0o755)
     argv = [require("systemd-analyze"), "verify", "--man=no", f"--root={tmp_path}", UNIT.name]
     ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    told = [line for line in (ended.stderr + ended.stdout).splitlines() if UNIT.name in line.replace(str(tmp_path), "")]
-    assert [wrong in line for line in told] == ([True] if wrong else []), told
+    found = [
+        line for line in (ended.stderr + ended.stdout).splitlines() if UNIT.name in line.replace(str(tmp_path), "")
+    ]
+    assert [wrong in line for line in found] == ([True] if wrong else []), found
 
 
 @pytest.mark.peer("systemd-analyze")

@@ -23,15 +23,15 @@ ASKED = wire.Request(
 
 
 def body(**changed: Any) -> bytes:  # noqa: ANN401
-    told = {**json.loads(wire.encode("store", ASKED)), **changed}
-    return json.dumps({name: value for name, value in told.items() if value is not ...}).encode()
+    answer = {**json.loads(wire.encode("store", ASKED)), **changed}
+    return json.dumps({name: value for name, value in answer.items() if value is not ...}).encode()
 
 
 @pytest.mark.parametrize("kind", wire.PATHS)
 def test_what_is_written_is_read(kind: str) -> None:
-    told = wire.decode(kind, wire.encode(kind, ASKED))
-    assert wire.encode(kind, told) == wire.encode(kind, ASKED)
-    assert (told.host, told.challenge) == ("n1", "c" * 43)
+    output = wire.decode(kind, wire.encode(kind, ASKED))
+    assert wire.encode(kind, output) == wire.encode(kind, ASKED)
+    assert (output.host, output.challenge) == ("n1", "c" * 43)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_a_signature_holds_for_one_path_one_body_one_key() -> None:
 
 def test_a_challenge_is_ours_young_and_good_once() -> None:
     ours = wire.Challenges(b"s" * 32)
-    told = ours.make(100.0, b"saltsalt")
-    assert ours.is_good(told, 100.0)
-    assert ours.is_good(told, 100.0 + wire.CHALLENGE_S - 0.01)
-    assert not ours.is_good(told, 100.01 + wire.CHALLENGE_S)
-    assert not wire.Challenges(b"t" * 32).is_good(told, 100.0), "of before a restart"
-    assert not ours.is_good(told[:-4] + "AAA=", 100.0)
+    result = ours.make(100.0, b"saltsalt")
+    assert ours.is_good(result, 100.0)
+    assert ours.is_good(result, 100.0 + wire.CHALLENGE_S - 0.01)
+    assert not ours.is_good(result, 100.01 + wire.CHALLENGE_S)
+    assert not wire.Challenges(b"t" * 32).is_good(result, 100.0), "of before a restart"
+    assert not ours.is_good(result[:-4] + "AAA=", 100.0)
     assert not ours.is_good("\xe9", 100.0)
     assert not ours.is_good("", 100.0)
-    ours.use(told, 101.0)
-    assert not ours.is_good(told, 101.0)
-    assert not ours.is_good(told + "\n", 101.0), "another spelling of the same"
+    ours.use(result, 101.0)
+    assert not ours.is_good(result, 101.0)
+    assert not ours.is_good(result + "\n", 101.0), "another spelling of the same"
     for number in range(1000):
         ours.use(ours.make(200.0 + number, b"saltsalt"), 200.0 + number)
     assert len(ours._used) < 40, "what is too old anyway is not kept"

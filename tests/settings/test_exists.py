@@ -13,7 +13,7 @@ from powerguard.settings.load import SettingsError, load
 from tests.golden import Golden
 
 
-def told(tmp_path: Path, profile: str, site: Path) -> tuple[list[str], list[str]]:
+def missing_in(tmp_path: Path, profile: str, site: Path) -> tuple[list[str], list[str]]:
     path = tmp_path / "powerguard.yaml"
     source = f"{{kind: snmp, host: h{profile and f', profile: {profile}'}}}"
     path.write_text(f"mode: dry-run\nups:\n  a:\n    sources:\n      - {source}\n", encoding="utf-8")
@@ -29,7 +29,7 @@ KNOWN = {re.compile(r"(?<=known: apc-powernet, )[^)]*"): "OTHERS"}
     [("rfc1682", "rfc1628"), ("apc", "apc-powernet"), ("Riello", "riello"), ("qqqq", "known: apc-powernet, ")],
 )
 def test_unknown(profile: str, hint: str, tmp_path: Path, golden: Golden) -> None:
-    mistakes, doubts = told(tmp_path, profile, tmp_path / "absent")
+    mistakes, doubts = missing_in(tmp_path, profile, tmp_path / "absent")
     assert mistakes[0].startswith("ups.a.sources[0].profile: ")
     assert f"'{profile}'" in mistakes[0]
     assert hint in mistakes[0]
@@ -39,7 +39,7 @@ def test_unknown(profile: str, hint: str, tmp_path: Path, golden: Golden) -> Non
 
 def test_known_or_not_named(tmp_path: Path) -> None:
     for profile in ("", "rfc1628", "apc-rpdu"):
-        assert told(tmp_path, profile, tmp_path / "absent") == ([], [])
+        assert missing_in(tmp_path, profile, tmp_path / "absent") == ([], [])
 
 
 def test_a_profile_of_the_sites_own(tmp_path: Path, golden: Golden) -> None:
@@ -48,11 +48,11 @@ def test_a_profile_of_the_sites_own(tmp_path: Path, golden: Golden) -> None:
     site.mkdir()
     text = (resources.files("powerguard.ups.profiles") / "rfc1628.yaml").read_text(encoding="utf-8")
     (site / "acme.yaml").write_text(text.replace("name: rfc1628", "name: acme"), encoding="utf-8")
-    assert told(tmp_path, "acme", site) == ([], [])
-    assert told(tmp_path, "acma", site)[0] != []
+    assert missing_in(tmp_path, "acme", site) == ([], [])
+    assert missing_in(tmp_path, "acma", site)[0] != []
     (site / "broken.yaml").write_text("name: [", encoding="utf-8")
-    assert told(tmp_path, "acme", site) == ([], [])
-    mistakes, doubts = told(tmp_path, "acma", site)
+    assert missing_in(tmp_path, "acme", site) == ([], [])
+    mistakes, doubts = missing_in(tmp_path, "acma", site)
     assert mistakes == []
     assert "acme" in doubts[0]
     assert "broken.yaml:2:1: " in doubts[0]
@@ -61,7 +61,7 @@ def test_a_profile_of_the_sites_own(tmp_path: Path, golden: Golden) -> None:
 
 def test_a_folder_that_cannot_be_read_refuses_nothing(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "file").touch()
-    mistakes, doubts = told(tmp_path, "acme", tmp_path / "file")
+    mistakes, doubts = missing_in(tmp_path, "acme", tmp_path / "file")
     assert mistakes == []
     assert os.strerror(errno.ENOTDIR) in doubts[0]
     golden("exists", doubts[0], varies=KNOWN)

@@ -45,13 +45,13 @@ def mistakes(folder: Path, text: str) -> list[str]:
 
 
 def test_a_key_that_reads_as_a_mark_of_pydantic_is_unknown(tmp_path: Path) -> None:
-    (told,) = mistakes(tmp_path, LEAST + '"[key]": 1\n')
-    assert told.startswith("powerguard.yaml:6:1: '[key]': unknown key (known here: ")
+    (problems,) = mistakes(tmp_path, LEAST + '"[key]": 1\n')
+    assert problems.startswith("powerguard.yaml:6:1: '[key]': unknown key (known here: ")
 
 
 def test_the_journal_is_not_the_queue_of_messages(tmp_path: Path) -> None:
-    (told,) = mistakes(tmp_path, LEAST + "journal: {path: /var/lib/x/messages.sqlite}\n")
-    assert told.endswith("messages.sqlite is the queue of messages there; give another name")
+    (problems,) = mistakes(tmp_path, LEAST + "journal: {path: /var/lib/x/messages.sqlite}\n")
+    assert problems.endswith("messages.sqlite is the queue of messages there; give another name")
 
 
 def test_the_least_that_is_needed(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
     """The file of mistakes and what is told of it lie side by side, for whoever changes a message."""
     with pytest.raises(SettingsError) as caught:
         load(HERE / "mistakes.yaml")
-    told = [problem.removeprefix(f"{HERE}/") for problem in caught.value.problems]
-    assert told == (HERE / "mistakes.txt").read_text(encoding="utf-8").splitlines()
+    mistakes_found = [problem.removeprefix(f"{HERE}/") for problem in caught.value.problems]
+    assert mistakes_found == (HERE / "mistakes.txt").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
 )
 def test_a_mistake_says_what_would_be_right(tmp_path: Path, setting: str, problem: str) -> None:
     least = "mode: dry-run\n\n\n\n\n" if setting.startswith("ups:") else LEAST
-    (told,) = mistakes(tmp_path, f"{least}{setting}\n")
-    place, _, what = told.partition(": ")
+    (problems,) = mistakes(tmp_path, f"{least}{setting}\n")
+    place, _, what = problems.partition(": ")
     assert place.startswith("powerguard.yaml:6:")
     assert what.startswith(problem)
 
@@ -131,8 +131,8 @@ def test_a_mistake_says_what_would_be_right(tmp_path: Path, setting: str, proble
     ],
 )
 def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str) -> None:
-    told = mistakes(tmp_path, f"{LEAST}    runtime_table: {table}\n")
-    assert problem in told[0]
+    problems = mistakes(tmp_path, f"{LEAST}    runtime_table: {table}\n")
+    assert problem in problems[0]
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str
     ],
 )
 def test_names_must_agree(tmp_path: Path, more: str, problem: str) -> None:
-    (told,) = mistakes(tmp_path, f"{LEAST}{more}\n")
-    assert told.startswith(f"powerguard.yaml:{problem}")
+    (problems,) = mistakes(tmp_path, f"{LEAST}{more}\n")
+    assert problems.startswith(f"powerguard.yaml:{problem}")
 
 
 def two(first: str, second: str, *, feeds: str = "rack-a, rack-b") -> str:
@@ -193,12 +193,12 @@ APCUPSD = "{kind: apcupsd, host: localhost}"
 )
 def test_one_peer_is_no_second_witness(tmp_path: Path, first: str, second: str, golden: Golden) -> None:
     """Whatever else is written: within one UPS it is no witness, and as two UPSes it hides the loss of one."""
-    (told,) = mistakes(tmp_path, f"mode: dry-run\nups:\n  rack-a:\n    sources: [{first}, {second}]\n")
-    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-a\.sources\[1\]: ", told)
-    golden("load", told, "one UPS")
-    (told,) = mistakes(tmp_path, two(first, second))
-    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-b\.sources\[0\]: ", told)
-    golden("load", told, "two UPSes")
+    (problems,) = mistakes(tmp_path, f"mode: dry-run\nups:\n  rack-a:\n    sources: [{first}, {second}]\n")
+    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-a\.sources\[1\]: ", problems)
+    golden("load", problems, "one UPS")
+    (problems,) = mistakes(tmp_path, two(first, second))
+    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-b\.sources\[0\]: ", problems)
+    golden("load", problems, "two UPSes")
 
 
 @pytest.mark.parametrize(
@@ -284,8 +284,8 @@ trainers:
   - {name: a, url: "unix:/y"}
   - {name: c, url: "http://10.0.0.9:5000"}
 """
-    told = [problem.partition(": ")[2] for problem in mistakes(tmp_path, text)]
-    assert [problem.partition(": ")[0] for problem in told] == [
+    problems = [problem.partition(": ")[2] for problem in mistakes(tmp_path, text)]
+    assert [problem.partition(": ")[0] for problem in problems] == [
         "budget.margin",
         "ups.a",
         "ups.a.sources[0].poll_s",
@@ -296,7 +296,7 @@ trainers:
         "trainers[2].name",
         "trainers[3]",
     ]
-    golden("load", "\n".join(told))
+    golden("load", "\n".join(problems))
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ trainers:
 )
 def test_a_value_that_is_wrong_makes_no_second_mistake(tmp_path: Path, text: str) -> None:
     """What is missing only because it is wrong is not told again as missing."""
-    told = mistakes(tmp_path, f"{LEAST}{text}\n")
-    assert len(told) == 1 + text.count("pasword"), told
+    problems = mistakes(tmp_path, f"{LEAST}{text}\n")
+    assert len(problems) == 1 + text.count("pasword"), problems
 
 
 def test_a_source_with_a_mistake_is_neither_a_witness_nor_unfit(tmp_path: Path) -> None:
@@ -365,16 +365,16 @@ def test_where_each_value_comes_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
 def test_an_empty_file_says_what_it_needs(tmp_path: Path, text: str, golden: Golden) -> None:
-    (told,) = mistakes(tmp_path, text)
-    assert told.startswith("powerguard.yaml: ")
-    golden("load", told)
+    (problems,) = mistakes(tmp_path, text)
+    assert problems.startswith("powerguard.yaml: ")
+    golden("load", problems)
 
 
 @pytest.mark.parametrize("text", ["- a\n", "mode\n", "5\n", "'mode: armed'\n"])
 def test_a_file_that_is_no_map(tmp_path: Path, text: str, golden: Golden) -> None:
-    (told,) = mistakes(tmp_path, text)
-    assert told.startswith("powerguard.yaml:1:1: ")
-    golden("load", told)
+    (problems,) = mistakes(tmp_path, text)
+    assert problems.startswith("powerguard.yaml:1:1: ")
+    golden("load", problems)
 
 
 def test_a_missing_file_says_where_settings_come_from(tmp_path: Path) -> None:
@@ -424,10 +424,10 @@ def test_a_hostile_file_is_refused_soon_and_briefly(tmp_path: Path, text: str) -
     """No file keeps the daemon from starting for long, or floods its log."""
     write(tmp_path, text, "conf.d/same.yaml")
     began_s = time.process_time()
-    told = mistakes(tmp_path, text)
+    problems = mistakes(tmp_path, text)
     assert time.process_time() - began_s < 15
-    assert len(told) <= MAX_REPORTED + 1
-    assert max(map(len, told)) < 600
+    assert len(problems) <= MAX_REPORTED + 1
+    assert max(map(len, problems)) < 600
 
 
 @pytest.mark.parametrize(
@@ -458,9 +458,9 @@ def test_where_the_schema_says_nothing_no_value_is_shown(tmp_path: Path, golden:
     path = write(tmp_path, f"{LEAST}bmc: {{kind: ipmi-lan, password: {SECRET}}}\n")
     with pytest.raises(SettingsError) as caught:
         validate(Settings, read_files(path), schema=dict)
-    (told,) = caught.value.problems
-    assert told.startswith(f"{path}:6:33: bmc.password: ")
-    golden("load", told)
+    (mistakes_found,) = caught.value.problems
+    assert mistakes_found.startswith(f"{path}:6:33: bmc.password: ")
+    golden("load", mistakes_found)
 
 
 _schema = functools.cache(json_schema)  # a tenth of a second each time
@@ -482,7 +482,7 @@ def test_whatever_stands_in_the_file_the_answer_is_settings_or_mistakes(data: di
     try:
         validate(Settings, files, schema=_schema)
     except SettingsError as error:
-        told = error.problems
+        mistakes_found = error.problems
     else:
-        told = ("f.yaml:valid",)
-    assert all(problem.startswith("f.yaml:") for problem in told)
+        mistakes_found = ("f.yaml:valid",)
+    assert all(problem.startswith("f.yaml:") for problem in mistakes_found)

@@ -55,10 +55,10 @@ def test_an_old_battery_counts_for_less(installed: str | None, months: int | Non
     assert policy_of(with_ups(battery_installed=installed)).health == health
 
 
-@pytest.mark.parametrize(("told", "health", "replaced"), [(0.9, 0.9, 0.6), (0.4, 0.4, 0.4)])
-def test_a_measured_health_is_taken_as_it_is(told: float, health: float, replaced: float) -> None:
+@pytest.mark.parametrize(("expected", "health", "replaced"), [(0.9, 0.9, 0.6), (0.4, 0.4, 0.4)])
+def test_a_measured_health_is_taken_as_it_is(expected: float, health: float, replaced: float) -> None:
     """Even a battery that asks to be replaced is never taken for better than measured."""
-    got = policy_of(made(budget={"health": told}))
+    got = policy_of(made(budget={"health": expected}))
     assert (got.health, got.health_replace) == (health, replaced)
 
 
@@ -104,12 +104,12 @@ def test_the_ups_brings_its_delays_and_its_pace() -> None:
     assert (got.ups_off_s, got.fsd_delay_s, got.stale_s, got.rating_w) == (30, 40, 12, 900)
 
 
-def told(settings: Settings) -> dict[str, str]:
+def warnings_of(settings: Settings) -> dict[str, str]:
     return {".".join(map(str, warning.path)): warning.what for warning in warnings(settings, today=TODAY)}
 
 
 def test_what_is_wanting_in_the_least_settings_is_told(golden: Golden) -> None:
-    found = told(made())
+    found = warnings_of(made())
     assert set(found) == {"ups.a.sources.0.version", "ups.a.runtime_table", "bmc.kind"}
     golden("policy", "\n".join(f"{where}: {text}" for where, text in found.items()))
 
@@ -117,7 +117,7 @@ def test_what_is_wanting_in_the_least_settings_is_told(golden: Golden) -> None:
 def test_settings_that_lack_nothing_warn_of_nothing() -> None:
     source = {"kind": "snmp", "host": "h", "version": 3, "user": "u", "auth": {"credential": "c"}}
     bmc = {"kind": "ipmi-lan", "host": "b", "user": "u", "password": {"credential": "c"}}
-    assert told(made(ups={"a": {"sources": [source], "runtime_table": {50: 500}}}, bmc=bmc)) == {}
+    assert warnings_of(made(ups={"a": {"sources": [source], "runtime_table": {50: 500}}}, bmc=bmc)) == {}
 
 
 def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
@@ -127,7 +127,7 @@ def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
         {"name": "t", "url": "unix:/run/llm/t.sock"},
         {"name": "t", "url": "http://127.0.0.1:5000"},
     ):
-        assert set(told(made(trainers=[trainer]))) == set(told(made()))
+        assert set(warnings_of(made(trainers=[trainer]))) == set(warnings_of(made()))
 
 
 @pytest.mark.parametrize(
@@ -170,26 +170,30 @@ def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
     ],
 )
 def test_what_reduces_the_protection_is_told(more: dict[str, object], key: str) -> None:
-    assert set(told(made(**more))) - set(told(made())) == {key}
+    assert set(warnings_of(made(**more))) - set(warnings_of(made())) == {key}
 
 
 def test_a_block_without_its_kind_is_told_and_the_kind_is_one(golden: Golden) -> None:
     """Where only the kind was forgotten: every setting of the block, and a kind that its schema has."""
-    found = told(made(gpu={"cap_share": 0.5}, scheduler={"node": "a", "hold": True}, rtc={"device": "/dev/rtc1"}))
+    found = warnings_of(
+        made(gpu={"cap_share": 0.5}, scheduler={"node": "a", "hold": True}, rtc={"device": "/dev/rtc1"})
+    )
     golden("policy", "\n".join(f"{where}: {text}" for where, text in found.items() if "no effect" in text))
     needs = {"sentinel": {"urls": ["https://a:1"], "key": {"credential": "c"}}}
     for block, kind in KINDS.items():
-        assert not [where for where in told(made(**{block: {"kind": kind, **needs.get(block, {})}})) if block in where]
+        assert not [
+            where for where in warnings_of(made(**{block: {"kind": kind, **needs.get(block, {})}})) if block in where
+        ]
 
 
 @pytest.mark.parametrize(("installed", "word"), [("2020-01", "older than 3 years"), ("2027-01", "lies in the future")])
 def test_the_age_of_the_battery_is_told(installed: str, word: str) -> None:
-    assert word in told(with_ups(battery_installed=installed))["ups.a.battery_installed"]
+    assert word in warnings_of(with_ups(battery_installed=installed))["ups.a.battery_installed"]
 
 
 def test_a_ups_that_feeds_nobody_is_told(golden: Golden) -> None:
     both = {name: {"sources": [{"kind": "snmp", "host": "h"}]} for name in ("a", "b")}
-    found = told(made(ups=both, feeds={"supplies": ["b"]}))
+    found = warnings_of(made(ups=both, feeds={"supplies": ["b"]}))
     golden("policy", found["ups.a"])
 
 
@@ -211,8 +215,8 @@ def test_a_stop_that_is_set_is_not_learned(options: dict[str, float], is_set: bo
 
 def test_a_shared_ups_and_the_tier_reach_the_core() -> None:
     """As they stand; of several feeds, what is true of the whole host."""
-    told = policy_of(with_ups(rating_w=5000, shared={"hosts": 3, "own_w": 900, "longest_stop_s": 90}))
-    assert told.shared == Shared(hosts=3, own_w=900.0, longest_stop_s=90.0)
+    result = policy_of(with_ups(rating_w=5000, shared={"hosts": 3, "own_w": 900, "longest_stop_s": 90}))
+    assert result.shared == Shared(hosts=3, own_w=900.0, longest_stop_s=90.0)
     assert policy_of(made(shed={"tier": 1, "extra_reserve_s": 40})).shed == Shed(tier=1, highest=2, extra_s=40.0)
     one = {"sources": [{"kind": "snmp", "host": "h"}], "rating_w": 5000, "shared": {"hosts": 2, "own_w": 900}}
     two = {"sources": [{"kind": "snmp", "host": "i"}], "shared": {"hosts": 4}}

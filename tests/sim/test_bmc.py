@@ -129,7 +129,7 @@ async def test_it_wants_credentials(capfd: pytest.CaptureFixture[str]) -> None:
     )
     async with asyncio.timeout(2 * LIMIT_S):
         await child.communicate(b'{"user": "somebody", "pass": "Owl-Trap"}\n')
-    told = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     assert child.returncode == 1
-    assert 'wants {"user": ..., "password": ...} as first line (KeyError)' in told
-    assert "Owl-Trap" not in told
+    assert 'wants {"user": ..., "password": ...} as first line (KeyError)' in stderr
+    assert "Owl-Trap" not in stderr

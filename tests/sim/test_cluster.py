@@ -24,9 +24,9 @@ def plan(seed: int = 20, **changes: Any) -> Plan:  # noqa: ANN401 - fields of a 
 
 
 def played(one: Plan) -> Play:
-    told = Play(one, SITE)
-    told.run()
-    return told
+    result = Play(one, SITE)
+    result.run()
+    return result
 
 
 # --- The invariants ---------------------------------------------------------------------------------------------------
@@ -36,8 +36,8 @@ def played(one: Plan) -> Play:
 @pytest.mark.parametrize("faults", [True, False])
 def test_every_invariant_holds(faults: bool, outages: int) -> None:
     for seed in range(700, 700 + outages):
-        told = play(seed, Site(), faults=faults)
-        assert told.violations == (), f"powerguard simulate --job --seed {seed} --outages 1"
+        result = play(seed, Site(), faults=faults)
+        assert result.violations == (), f"powerguard simulate --job --seed {seed} --outages 1"
 
 
 def test_the_same_seed_is_the_same_outage() -> None:
@@ -46,31 +46,31 @@ def test_the_same_seed_is_the_same_outage() -> None:
 
 def test_an_outage_that_outlasts_every_battery() -> None:
     """Every host is off, the job is requeued once, and all of it is back without a person."""
-    told = played(plan())
-    assert told.violations == []
-    result = told.played()
+    outcome = played(plan())
+    assert outcome.violations == []
+    result = outcome.played()
     assert (result.offs, result.restarts, result.failed, result.reported) == (3, 1, 0, 0)
-    assert all(node.is_free for node in told.slurm.nodes)
-    assert told.training.starts == 2
+    assert all(node.is_free for node in outcome.slurm.nodes)
+    assert outcome.training.starts == 2
 
 
 def test_a_host_that_keeps_its_power_stands_with_the_others_and_is_given_no_mark() -> None:
     two = plan()
     stays = replace(two.scenes[2], cuts=())
-    told = played(replace(two, scenes=(*two.scenes[:2], stays)))
-    assert told.violations == []
-    assert told.places[2].offs == []
-    assert told.idle_s > 0.0
-    assert told.slurm.job.restarts == 1
-    assert told.slurm.nodes[2].by_s == -math.inf
+    result = played(replace(two, scenes=(*two.scenes[:2], stays)))
+    assert result.violations == []
+    assert result.places[2].offs == []
+    assert result.idle_s > 0.0
+    assert result.slurm.job.restarts == 1
+    assert result.slurm.nodes[2].by_s == -math.inf
 
 
 def test_a_slurm_that_hangs_throughout_is_heard_of_and_costs_no_power_off_a_second() -> None:
     hung = plan(faults=(Fault("hangs", -10.0, 4000.0),))
     assert play_of(hung) == play_of(plan())
-    told = played(hung)
-    assert told.violations == []
-    assert told.training.trains
+    result = played(hung)
+    assert result.violations == []
+    assert result.training.trains
 
 
 def play_of(one: Plan) -> list[float]:
@@ -79,16 +79,16 @@ def play_of(one: Plan) -> list[float]:
 
 
 def test_a_person_who_drains_a_node_keeps_it() -> None:
-    told = played(plan(deeds=(ClusterEvent(-5.0, "drain", 1), ClusterEvent(100.0, "drain", 2))))
-    assert told.violations == []
-    assert told.played().reported == 2
+    result = played(plan(deeds=(ClusterEvent(-5.0, "drain", 1), ClusterEvent(100.0, "drain", 2))))
+    assert result.violations == []
+    assert result.played().reported == 2
 
 
 def test_a_job_whose_newest_checkpoint_is_lost_is_found() -> None:
-    told = Play(plan(), SITE)
-    told.training._disks = _Forgetful()
-    told.run()
-    assert "the newest checkpoint that all ranks have is never lost" in told.violations[0]
+    result = Play(plan(), SITE)
+    result.training._disks = _Forgetful()
+    result.run()
+    assert "the newest checkpoint that all ranks have is never lost" in result.violations[0]
 
 
 class _Forgetful(dict[int, list[float]]):
@@ -101,21 +101,21 @@ class _Forgetful(dict[int, list[float]]):
 def test_a_job_that_is_requeued_twice_is_found() -> None:
     three = plan()
     stay = [replace(scene, cuts=()) for scene in three.scenes[1:]]
-    told = Play(replace(three, scenes=(three.scenes[0], *stay)), SITE)
-    told.slurm._ended = lambda **_: None  # type: ignore[method-assign] # Slurm leaves it running
-    first = told.members[0]._ask_helper
-    told.members[0]._ask_helper = lambda action: [first(action) for _ in range(2)] and None  # type: ignore[method-assign]
-    told.run()
-    assert "no job is requeued twice for one outage" in told.violations[0]
+    result = Play(replace(three, scenes=(three.scenes[0], *stay)), SITE)
+    result.slurm._ended = lambda **_: None  # type: ignore[method-assign] # Slurm leaves it running
+    first = result.members[0]._ask_helper
+    result.members[0]._ask_helper = lambda action: [first(action) for _ in range(2)] and None  # type: ignore[method-assign]
+    result.run()
+    assert "no job is requeued twice for one outage" in result.violations[0]
 
 
 def test_a_job_that_does_not_train_again_is_found() -> None:
-    told = Play(plan(), SITE)
-    told.slurm._schedule = lambda: None  # type: ignore[method-assign]
-    told.training.start((0, 1, 2))
-    told.slurm.job.nodes = (0, 1, 2)
-    told.run()
-    assert "the job trains when utility is back for good" in told.violations[0]
+    result = Play(plan(), SITE)
+    result.slurm._schedule = lambda: None  # type: ignore[method-assign]
+    result.training.start((0, 1, 2))
+    result.slurm.job.nodes = (0, 1, 2)
+    result.run()
+    assert "the job trains when utility is back for good" in result.violations[0]
 
 
 # --- The report -------------------------------------------------------------------------------------------------------
@@ -126,11 +126,11 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "2 outages of one job on several hosts under Slurm, from seed 5, with faults" in text
     assert main(["simulate", "--job", "--outages", "2", "--seed", "5", "--jobs", "1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["object"], told["schema_version"], told["outages"], told["seed"]) == ("simulate_job", 1, 2, 5)
-    assert told["invariant_violations"] == []
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["object"], answer["schema_version"], answer["outages"], answer["seed"]) == ("simulate_job", 1, 2, 5)
+    assert answer["invariant_violations"] == []
     page = (ROOT / "docs/reference/simulate.md").read_text(encoding="utf-8")
-    for key in told.keys() - {"schema_version", "object"}:
+    for key in answer.keys() - {"schema_version", "object"}:
         assert f"`{key}`" in page, key
 
 

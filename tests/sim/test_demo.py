@@ -72,16 +72,16 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
         out, err = process.communicate(timeout=240)
         assert process.returncode == 0, err + out
         wait_for(lambda: of_group(process.pid) == [], 60.0)
-    told = json.loads(out)
-    assert told["safe"] is True
-    assert [check["observed"] for check in told["checks"] if not check["holds"]] == []
-    assert skeleton(told) == SKELETON
-    assert "SNMP v2c over UDP" in told["real"]
+    answer = json.loads(out)
+    assert answer["safe"] is True
+    assert [check["observed"] for check in answer["checks"] if not check["holds"]] == []
+    assert skeleton(answer) == SKELETON
+    assert "SNMP v2c over UDP" in answer["real"]
 
     names = {path.name for path in kept.iterdir()}
     assert {"powerguard.yaml", "journal.sqlite", "checkpoints", "daemon.log", "trainer.log", "outage-3.html"} <= names
     assert not [path.name for path in kept.rglob("*") if path.is_socket()]
-    (long,) = [check for check in told["checks"] if check["name"] == "the last checkpoint is durable and verified"]
+    (long,) = [check for check in answer["checks"] if check["name"] == "the last checkpoint is durable and verified"]
     assert f"stored {verified_step(kept / 'checkpoints')}," in long["observed"]
     with read_only(kept / "journal.sqlite") as db:
         outcomes = [record.outcome for record in reversed(history(db, 10))]
@@ -117,10 +117,10 @@ def test_three_hosts_on_one_ups(folder: Path) -> None:
         out, err = process.communicate(timeout=280)
         assert process.returncode == 0, err + out
         wait_for(lambda: of_group(process.pid) == [], 60.0)
-    told = json.loads(out)
-    assert [check["observed"] for check in told["checks"] if not check["holds"]] == []
-    assert len(told["checks"]) == 9
-    assert {each["host"] for each in told["outages"]} == {"llm-1", "llm-2", "batch"}
+    answer = json.loads(out)
+    assert [check["observed"] for check in answer["checks"] if not check["holds"]] == []
+    assert len(answer["checks"]) == 9
+    assert {each["host"] for each in answer["outages"]} == {"llm-1", "llm-2", "batch"}
     for host, outcome in (("llm-1", "resumed_in_place"), ("llm-2", "resumed_in_place"), ("batch", "rehearsed")):
         assert (kept / f"{host}-outage-2.html").exists()
         assert "Traceback" not in (kept / host / "daemon.log").read_text()
@@ -169,10 +169,10 @@ def test_a_folder_that_cannot_be_kept(folder: Path, name: str, said: str, capsys
     """One line that says what would be right, or an object, and nothing is started."""
     (folder / "a-file").write_text("mine")
     assert main(["demo", "--keep", str(folder / name)]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("powerguard demo: error: ")
-    assert said in told
-    assert told.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("powerguard demo: error: ")
+    assert said in stderr
+    assert stderr.count("\n") == 1
     assert main(["demo", "--json", "--keep", str(folder / name)]) == 1
     assert said in json.loads(capsys.readouterr().out)["error"]
     assert (folder / "a-file").read_text() == "mine"
@@ -188,7 +188,7 @@ def test_the_ups_alone_ends_with_standard_input(folder: Path, stdin: str) -> Non
             given = {"input": lines}
         else:
             given = {"stdin": stack.enter_context(Path("/dev/null" if stdin == "nothing" else folder / "stdin").open())}
-        told = subprocess.run(
+        ended = subprocess.run(
             [sys.executable, "-m", "powerguard", "demo", "--ups", "0"],
             **given,
             capture_output=True,
@@ -196,5 +196,5 @@ def test_the_ups_alone_ends_with_standard_input(folder: Path, stdin: str) -> Non
             timeout=120,
             check=False,
         )
-    assert (told.returncode, told.stderr) == (0, "")
-    assert [line.partition(":")[0] for line in told.stdout.splitlines()[2:]] == ["on battery", "utility"][: len(lines)]
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in ended.stdout.splitlines()[2:]] == ["on battery", "utility"][: len(lines)]

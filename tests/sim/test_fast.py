@@ -31,7 +31,7 @@ SKELETON = [
 """The story: the same in the live world (test_demo) and in this one."""
 
 
-def skeleton(told: dict[str, Any]) -> list[list[str]]:
+def skeleton(answer: dict[str, Any]) -> list[list[str]]:
     """The order of events, each move by the phase it leads to.
 
     What depends on how long the world has run is left out: precautions beside training, and the guard afterwards. So is
@@ -44,7 +44,7 @@ def skeleton(told: dict[str, Any]) -> list[list[str]]:
             if event["event"] not in ("policy_verified", "action_failed", "guard_started", "guard_ended")
             and not _is_precaution(outage["events"], at)
         ]
-        for outage in told["outages"]
+        for outage in answer["outages"]
     ]
 
 
@@ -80,8 +80,8 @@ def home() -> Any:  # noqa: ANN401 - a generator of one name
 def first(home: str) -> dict[str, Any]:
     ended = fast("--json", "--keep", f"{home}/kept", home=home)
     assert (ended.returncode, ended.stderr) == (0, "")
-    told: dict[str, Any] = json.loads(ended.stdout)
-    return told
+    answer: dict[str, Any] = json.loads(ended.stdout)
+    return answer
 
 
 def test_it_tells_the_story(first: dict[str, Any]) -> None:

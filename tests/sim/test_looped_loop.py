@@ -19,7 +19,7 @@ LONG_S = 900.0
 """Longer than any battery here holds a paused host."""
 
 
-def told_of(folder: Path, *, seed: int = 3, length_s: float = LONG_S, **breaks: Any) -> LoopedResult:  # noqa: ANN401
+def result_of(folder: Path, *, seed: int = 3, length_s: float = LONG_S, **breaks: Any) -> LoopedResult:  # noqa: ANN401
     """Play one cut of that length on a sound battery, with nothing broken but what is named."""
     site = quick(Site())
     folder.mkdir(exist_ok=True)
@@ -31,10 +31,10 @@ def told_of(folder: Path, *, seed: int = 3, length_s: float = LONG_S, **breaks: 
 @pytest.mark.parametrize("first", [100, 110, 120, 130, 140])
 def test_fifty_outages_break_no_invariant(first: int) -> None:
     """Whatever hangs, lies, refuses, steps, dies or is killed; and no power is lost that planning could have saved."""
-    told = [outage.play(seed, Site(), faults=True) for seed in range(first, first + 10)]
-    assert [(one.seed, one.violations) for one in told if one.violations] == []
-    assert [one.seed for one in told if one.planning_dirty] == []
-    assert {one.how for one in told} == {"finished"}
+    result = [outage.play(seed, Site(), faults=True) for seed in range(first, first + 10)]
+    assert [(one.seed, one.violations) for one in result if one.violations] == []
+    assert [one.seed for one in result if one.planning_dirty] == []
+    assert {one.how for one in result} == {"finished"}
 
 
 def test_same_seed_same_story() -> None:
@@ -44,15 +44,15 @@ def test_same_seed_same_story() -> None:
 
 
 def test_short_cut_is_ridden_through(tmp_path: Path) -> None:
-    told = told_of(tmp_path / "a", length_s=20.0)
-    assert (told.how, told.latches, told.holds, told.lives, told.violations) == ("finished", 0, 0, 1, ())
+    result = result_of(tmp_path / "a", length_s=20.0)
+    assert (result.how, result.latches, result.holds, result.lives, result.violations) == ("finished", 0, 0, 1, ())
 
 
 def test_long_cut_ends_in_power_off_and_return(tmp_path: Path) -> None:
     """It holds, latches, powers off, comes back in another boot and trains again, without a step lost."""
-    told = told_of(tmp_path / "a")
-    assert (told.how, told.latches, told.boots, told.dirty, told.violations) == ("finished", 1, 2, 0, ())
-    assert told.rollback_s == 0.0
+    result = result_of(tmp_path / "a")
+    assert (result.how, result.latches, result.boots, result.dirty, result.violations) == ("finished", 1, 2, 0, ())
+    assert result.rollback_s == 0.0
 
 
 @pytest.mark.parametrize("moment", Moment)
@@ -60,10 +60,10 @@ def test_long_cut_ends_in_power_off_and_return(tmp_path: Path) -> None:
 def test_killed_daemon_goes_on(tmp_path: Path, moment: Moment, count: int) -> None:
     """kill -9 at each kind of moment, early and late: the same outage ends as it does without."""
     kills = tuple(Kill(moment, count * (97 if moment is Moment.TURN else 1), away_s) for away_s in (0.5, 2.0))
-    told = told_of(tmp_path / "a", kills=kills)
-    assert told.violations == ()
-    assert (told.how, told.latches, told.dirty) == ("finished", 1, 0)
-    assert told.lives >= 2
+    result = result_of(tmp_path / "a", kills=kills)
+    assert result.violations == ()
+    assert (result.how, result.latches, result.dirty) == ("finished", 1, 0)
+    assert result.lives >= 2
 
 
 @pytest.mark.parametrize(
@@ -76,40 +76,45 @@ def test_killed_daemon_goes_on(tmp_path: Path, moment: Moment, count: int) -> No
 )
 def test_peer_that_misbehaves_holds_nothing_up(tmp_path: Path, peer: str, manner: Manner) -> None:
     """Each of them in each of its manners, twice in a row; at each commit, each of them in one."""
-    told = told_of(tmp_path / "a", manners=((peer, (manner,) * 2),))
-    assert told.violations == ()
-    assert (told.how, told.dirty) == ("finished", 0)
+    result = result_of(tmp_path / "a", manners=((peer, (manner,) * 2),))
+    assert result.violations == ()
+    assert (result.how, result.dirty) == ("finished", 0)
 
 
 @pytest.mark.parametrize("breaks", [{"hung": ((-5.0, 700.0),)}, {"full": ((-5.0, 700.0),)}], ids=["hung", "full"])
 def test_disk_of_the_journal_holds_nothing_up(tmp_path: Path, breaks: dict[str, Any]) -> None:
-    told = told_of(tmp_path / "a", **breaks)
-    assert (told.violations, told.latches, told.dirty) == ((), 1, 0)
+    result = result_of(tmp_path / "a", **breaks)
+    assert (result.violations, result.latches, result.dirty) == ((), 1, 0)
 
 
 def test_host_that_crashes_comes_back_to_its_outage(tmp_path: Path) -> None:
-    told = told_of(tmp_path / "a", length_s=60.0, crash_s=30.0)
-    assert (told.how, told.boots, told.violations) == ("finished", 2, ())
+    result = result_of(tmp_path / "a", length_s=60.0, crash_s=30.0)
+    assert (result.how, result.boots, result.violations) == ("finished", 2, ())
 
 
 def test_host_that_crashes_with_utility_there_has_waited_for_nobody(tmp_path: Path) -> None:
     """It was up until it crashed, and boots at once: the waiting is counted from there, not from utility's return."""
-    told = told_of(tmp_path / "a", length_s=20.0, crash_s=45.0)
-    assert (told.how, told.boots, told.dirty, told.violations) == ("finished", 2, 0, ())
-    assert told.wakers == (Waker.ITSELF,)
-    assert 0.0 <= told.waited_s < 5.0
+    result = result_of(tmp_path / "a", length_s=20.0, crash_s=45.0)
+    assert (result.how, result.boots, result.dirty, result.violations) == ("finished", 2, 0, ())
+    assert result.wakers == (Waker.ITSELF,)
+    assert 0.0 <= result.waited_s < 5.0
 
 
 def test_one_lying_reading_changes_nothing(tmp_path: Path) -> None:
-    told = told_of(tmp_path / "a", length_s=2.0, lies=(-15.0,))
-    assert (told.how, told.latches, told.holds, told.violations) == ("finished", 0, 0, ())
+    result = result_of(tmp_path / "a", length_s=2.0, lies=(-15.0,))
+    assert (result.how, result.latches, result.holds, result.violations) == ("finished", 0, 0, ())
 
 
 def test_report_is_the_one_of_every_level() -> None:
     """The samples fit the report, and a violation in it would name its seed and level."""
     options = SimulationOptions(seed=100, outages=3, level="loop")
-    told = report(play_many(Site(), options, jobs=1), options)
-    assert (told["level"], told["outages"], told["planning_dirty"], told["invariant_violations"]) == ("loop", 3, 0, [])
+    summary = report(play_many(Site(), options, jobs=1), options)
+    assert (summary["level"], summary["outages"], summary["planning_dirty"], summary["invariant_violations"]) == (
+        "loop",
+        3,
+        0,
+        [],
+    )
     assert options.reproduce(7) == "powerguard simulate --seed 7 --outages 1 --level loop"
 
 
@@ -117,6 +122,6 @@ def test_report_is_the_one_of_every_level() -> None:
 @pytest.mark.timeout(5400)
 def test_five_thousand_outages_break_no_invariant() -> None:
     options = SimulationOptions(seed=10_000, outages=5000, level="loop")
-    told = report(play_many(Site(), options), options)
-    assert told["invariant_violations"] == []
-    assert told["planning_dirty_outages"] == []
+    summary = report(play_many(Site(), options), options)
+    assert summary["invariant_violations"] == []
+    assert summary["planning_dirty_outages"] == []

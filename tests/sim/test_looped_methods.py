@@ -45,10 +45,10 @@ def outage_of(folder: Path, facts: ReturnFacts, *, length_s: float = LONG_S, **b
     return LoopedOutage(scene, Mischief(**breaks), site, folder)
 
 
-def told_of(folder: Path, facts: ReturnFacts, *, length_s: float = LONG_S, **breaks: Any) -> LoopedResult:  # noqa: ANN401
-    told = outage_of(folder, facts, length_s=length_s, **breaks).play()
-    assert told.violations == ()
-    return told
+def result_of(folder: Path, facts: ReturnFacts, *, length_s: float = LONG_S, **breaks: Any) -> LoopedResult:  # noqa: ANN401
+    result = outage_of(folder, facts, length_s=length_s, **breaks).play()
+    assert result.violations == ()
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,9 @@ QUICK = {"P alone", "B", "B that would stay off, and C", "all", "all, in dry-run
 def test_utility_is_back_while_units_stop(tmp_path: Path, ordered_s: float, name: str) -> None:
     """The race, method by method: which hosts stay off, how often an output is ordered off, which hosts come up."""
     facts, stranded, sent, rebooted = RACE[name]
-    told = told_of(tmp_path / "a", facts, length_s=ordered_s + 3.0)
-    assert (told.how, told.stranded, told.sent, told.rebooted) == ("finished", stranded, sent, rebooted)
-    assert (told.dirty, told.boots) == ((1, 2) if facts.dry_run else (0, 2)), "in dry-run the battery dies under it"
+    result = result_of(tmp_path / "a", facts, length_s=ordered_s + 3.0)
+    assert (result.how, result.stranded, result.sent, result.rebooted) == ("finished", stranded, sent, rebooted)
+    assert (result.dirty, result.boots) == ((1, 2) if facts.dry_run else (0, 2)), "in dry-run the battery dies under it"
 
 
 @pytest.mark.parametrize("shows", [True, False], ids=["shown", "hidden"])
@@ -95,10 +95,10 @@ def test_utility_is_back_while_units_stop(tmp_path: Path, ordered_s: float, name
 def test_killed_at_each_step_of_a_way(tmp_path: Path, ordered_s: float, count: int, *, shows: bool) -> None:
     """kill -9 before and after each order, note and answer: nothing is sent twice, and the host comes back."""
     kills = tuple(Kill(Moment.WAY, 2 + count, away_s) for away_s in (0.5, 2.0))
-    told = told_of(tmp_path / "a", replace(ALL, shows=shows), length_s=ordered_s + 20.0, kills=kills)
-    assert (told.how, told.stranded, told.dirty) == ("finished", False, 0)
-    assert told.sent <= 1
-    assert told.lives > told.boots
+    result = result_of(tmp_path / "a", replace(ALL, shows=shows), length_s=ordered_s + 20.0, kills=kills)
+    assert (result.how, result.stranded, result.dirty) == ("finished", False, 0)
+    assert result.sent <= 1
+    assert result.lives > result.boots
 
 
 @pytest.mark.parametrize("manner", [manner for manner in Manner if manner is not Manner.WELL])
@@ -109,30 +109,30 @@ def test_all_ways_that_misbehave_hold_nothing_up(tmp_path: Path, manner: Manner)
         (word, (manner,) * 2) for word in words if word in {*PowerOnMethod, "look", "reboot", "check", "bmc"}
     )
     assert spoilt
-    told = told_of(tmp_path / "a", ALL, manners=spoilt)
-    assert (told.how, told.latches, told.dirty) == ("finished", 1, 0)
-    assert told.sent <= 1
+    result = result_of(tmp_path / "a", ALL, manners=spoilt)
+    assert (result.how, result.latches, result.dirty) == ("finished", 1, 0)
+    assert result.sent <= 1
 
 
 @pytest.mark.parametrize("method", [PowerOnMethod.SENTINEL, PowerOnMethod.RTC, PowerOnMethod.WATCHDOG])
 def test_somebody_else_stops_the_host(tmp_path: Path, method: PowerOnMethod) -> None:
     """On battery and before us: armed, and the output is not ours to cut. Called off: taken back."""
     facts = ReturnFacts(output="cycles", declared="cycles", foreign_s=20.0, **{method.value: True})
-    told = told_of(tmp_path / "a", facts, length_s=40.0)
-    assert (told.stranded, told.sent, told.boots) == (False, 0, 2)
-    told = told_of(tmp_path / "b", replace(facts, called_off=True), length_s=40.0)
-    assert (told.stranded, told.sent, told.boots, told.lives) == (False, 0, 1, 2)
+    result = result_of(tmp_path / "a", facts, length_s=40.0)
+    assert (result.stranded, result.sent, result.boots) == (False, 0, 2)
+    result = result_of(tmp_path / "b", replace(facts, called_off=True), length_s=40.0)
+    assert (result.stranded, result.sent, result.boots, result.lives) == (False, 0, 1, 2)
 
 
 def test_policy_is_put_back_as_it_was(tmp_path: Path) -> None:
     """bmc.policy: bracket. In between it is always-on, or the host would have stayed off after hours."""
     outage = outage_of(tmp_path / "a", ReturnFacts(bracket=True, output="cycles", declared="cycles"))
-    told = outage.play()
-    assert (told.violations, told.stranded, told.boots) == ((), False, 2)
+    result = outage.play()
+    assert (result.violations, result.stranded, result.boots) == ((), False, 2)
     assert (outage.hardware.policy, outage.world.always_on) == ("always-off", False)
     kept = outage_of(tmp_path / "b", ReturnFacts(bracket=True, dry_run=True))
-    told = kept.play()
-    assert (told.violations, told.stranded, kept.hardware.policy) == ((), True, "always-off"), (
+    result = kept.play()
+    assert (result.violations, result.stranded, kept.hardware.policy) == ((), True, "always-off"), (
         "in dry-run nobody sets it"
     )
 
@@ -154,16 +154,16 @@ def test_nothing_is_left_armed_and_something_was(tmp_path: Path) -> None:
 
 def test_a_host_that_is_not_whole_waits(tmp_path: Path) -> None:
     """The check of the host fails for longer than the gate is shut: training starts when it does not any more."""
-    told = told_of(tmp_path / "a", ReturnFacts(), manners=(("check", (Manner.REFUSE,) * 20),))
-    assert told.lost_s > told_of(tmp_path / "b", ReturnFacts()).lost_s + 10.0
+    result = result_of(tmp_path / "a", ReturnFacts(), manners=(("check", (Manner.REFUSE,) * 20),))
+    assert result.lost_s > result_of(tmp_path / "b", ReturnFacts()).lost_s + 10.0
 
 
 def test_mixed_ways_break_no_invariant() -> None:
     """Whatever is named, works or fails, while peers and daemon fail as well; `stranded` is told."""
     options = SimulationOptions(seed=40, outages=6, level="loop")
-    told = report(play_many(Site(returns=MIXED), options, jobs=1), options)
-    assert told["invariant_violations"] == []
-    assert told["planning_dirty"] == 0
+    summary = report(play_many(Site(returns=MIXED), options, jobs=1), options)
+    assert summary["invariant_violations"] == []
+    assert summary["planning_dirty"] == 0
 
 
 SETS: dict[str, tuple[dict[str, float], bool]] = {
@@ -185,9 +185,9 @@ def test_stranded_over_layer_sets(name: str) -> None:
     shares, strands = SETS[name]
     returns = ReturnSite.model_validate({"fails_share": 0.0, "foreign_share": 0.0, **shares})
     outages = Site().outage.model_copy(update={"restrike_share": 0.0})
-    told = [play(seed, Site(returns=returns, outage=outages), faults=False) for seed in range(1, 61)]
-    assert [one.violations for one in told if one.violations] == []
-    assert any(one.stranded for one in told) is strands
+    found = [play(seed, Site(returns=returns, outage=outages), faults=False) for seed in range(1, 61)]
+    assert [one.violations for one in found if one.violations] == []
+    assert any(one.stranded for one in found) is strands
 
 
 @pytest.mark.slow
@@ -197,5 +197,5 @@ def test_a_thousand_outages_break_no_invariant() -> None:
         {"returns": MIXED.model_dump(), "outage": {"bins": ({"from_s": 150.0, "to_s": 500.0, "share": 1.0},)}}
     )
     options = SimulationOptions(seed=20_000, outages=1000, level="loop")
-    told = report(play_many(site, options), options)
-    assert told["invariant_violations"] == []
+    summary = report(play_many(site, options), options)
+    assert summary["invariant_violations"] == []

@@ -32,9 +32,9 @@ def test_replay(
 ) -> None:
     monkeypatch.chdir(FOLDER)
     code = main(["replay", path.name, *shlex.split(OPTIONS.get(path.name, ""))])
-    told = capsys.readouterr()
-    assert told.err == ""
-    text = "\n".join(line.rstrip() for line in told.out.splitlines()) + f"\nexit {code}\n"
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    text = "\n".join(line.rstrip() for line in captured.out.splitlines()) + f"\nexit {code}\n"
     expected = path.with_name(path.name + ".txt")
     if request.config.getoption("--rewrite-scenarios"):
         expected.write_text(text, encoding="utf-8")
@@ -58,7 +58,7 @@ POLICY = Policy(
 
 
 def reading(at_s: float, source: str = "battery", **fields: object) -> Reading:
-    told = Reading(
+    result = Reading(
         at_s=at_s,
         ups="ups",
         source="snmp",
@@ -67,7 +67,7 @@ def reading(at_s: float, source: str = "battery", **fields: object) -> Reading:
         charge_pct=max(0.0, 100.0 - 0.25 * at_s),
         load_pct=75.0,
     )
-    return dataclasses.replace(told, **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(result, **fields)  # type: ignore[arg-type]
 
 
 def outage(until_s: float, *, every_s: float = 1.0, back_s: float = 1e9) -> tuple[Reading, ...]:
@@ -81,25 +81,25 @@ def recording(*events: object, policy: Policy = POLICY, **fields: object) -> Rec
     return Recording(name="r", legs=(leg,), **fields)  # type: ignore[arg-type]
 
 
-def phases(told: Replayed) -> list[tuple[str, float]]:
-    return [(mark.what, round(mark.t_s, 1)) for mark in told.marks if mark.kind == "phase"]
+def phases(replayed: Replayed) -> list[tuple[str, float]]:
+    return [(mark.what, round(mark.t_s, 1)) for mark in replayed.marks if mark.kind == "phase"]
 
 
-def orders(told: Replayed) -> list[tuple[str, float]]:
-    return [(mark.what, round(mark.t_s, 1)) for mark in told.marks if mark.kind == "order"]
+def orders(replayed: Replayed) -> list[tuple[str, float]]:
+    return [(mark.what, round(mark.t_s, 1)) for mark in replayed.marks if mark.kind == "order"]
 
 
 def test_an_obedient_world_answers_everything() -> None:
     """Checkpoint after the trainer's seconds, policy verified, power-off accepted: the outage runs its course."""
-    told = replay(recording(*outage(400.0)))
-    assert [name for name, _ in phases(told)] == ["on_battery", "emergency_checkpoint", "holding", "shutdown"]
-    at_s = dict(phases(told))
+    replayed = replay(recording(*outage(400.0)))
+    assert [name for name, _ in phases(replayed)] == ["on_battery", "emergency_checkpoint", "holding", "shutdown"]
+    at_s = dict(phases(replayed))
     assert at_s["holding"] - at_s["emergency_checkpoint"] == pytest.approx(20.0, abs=0.3)
-    notes = {line.note.event for line in told.lines if line.note is not None}
+    notes = {line.note.event for line in replayed.lines if line.note is not None}
     assert {"policy_verified", "checkpoint_durable", "power_off_accepted"} <= notes
-    assert told.phase == "shutdown"
-    assert told.ended_s < 400.0, "the host is off, whatever the recording goes on to say"
-    assert replay(recording(*outage(400.0))) == told, "the same recording, the same answer"
+    assert replayed.phase == "shutdown"
+    assert replayed.ended_s < 400.0, "the host is off, whatever the recording goes on to say"
+    assert replay(recording(*outage(400.0))) == replayed, "the same recording, the same answer"
 
 
 def test_a_checkpoint_that_has_no_time_fails() -> None:
@@ -108,8 +108,8 @@ def test_a_checkpoint_that_has_no_time_fails() -> None:
     slow = dataclasses.replace(POLICY, trainers=(trainer,))
     utility = (reading(float(n), "utility") for n in range(700))
     events = sorted((*utility, CheckpointNow(at_s=3.5, who="alice")), key=lambda event: event.at_s)
-    told = replay(recording(*events, policy=slow))
-    failed = [line for line in told.lines if line.note is not None and line.note.event == "action_failed"]
+    replayed = replay(recording(*events, policy=slow))
+    failed = [line for line in replayed.lines if line.note is not None and line.note.event == "action_failed"]
     assert [(line.t_s, line.note and line.note.because) for line in failed] == [(603.5, "timed out after 600.0 s")]
 
 
@@ -121,12 +121,12 @@ def test_what_the_recording_knows_is_answered_so() -> None:
         RecordedOrder(action=order, at_s=84.0, outcome=Failed(at_s=91.0, action=order, took_s=7.0, reason="disk full")),
         RecordedOrder(action=ask, at_s=14.0, outcome=Failed(at_s=15.0, action=ask, took_s=1.0, reason="no answer")),
     )
-    told = replay(recording(*outage(180.0), deeds=deeds))
-    because = [line.note.because for line in told.lines if line.note and line.note.event == "action_failed"]
+    replayed = replay(recording(*outage(180.0), deeds=deeds))
+    because = [line.note.because for line in replayed.lines if line.note and line.note.event == "action_failed"]
     assert because == ["no answer", "disk full"]
-    checkpoints = [at_s for name, at_s in orders(told) if name == "TriggerCheckpoint"]
+    checkpoints = [at_s for name, at_s in orders(replayed) if name == "TriggerCheckpoint"]
     assert checkpoints[1] - checkpoints[0] == pytest.approx(7.0, abs=0.3)
-    assert "holding" in dict(phases(told))
+    assert "holding" in dict(phases(replayed))
     obedient = replay(recording(*outage(180.0), deeds=deeds), obedient=True)
     assert [line for line in obedient.lines if line.note and line.note.event == "action_failed"] == []
 
@@ -138,18 +138,18 @@ def test_a_trainer_stands_as_the_replay_has_told_it() -> None:
         for at_s in range(100, 110)
     ]
     events = sorted((*outage(130.0, back_s=112.0), *seen), key=lambda event: event.at_s)
-    told = replay(recording(*events))
-    assert orders(told)[-1][0] == "ResumeTrainer"
-    assert told.phase == "online"
+    replayed = replay(recording(*events))
+    assert orders(replayed)[-1][0] == "ResumeTrainer"
+    assert replayed.phase == "online"
 
 
 def test_polls_between_coarse_readings_are_answered_by_what_lies_between() -> None:
     """A reading in ten seconds: the second look at battery, and at the commit, would otherwise never come."""
     policy = dataclasses.replace(POLICY, stale_s=30.0)
-    told = replay(recording(*outage(400.0, every_s=10.0), policy=policy))
-    assert told.repeated >= 2
-    assert dict(phases(told))["on_battery"] == pytest.approx(10.2, abs=0.1)
-    assert told.phase == "shutdown"
+    replayed = replay(recording(*outage(400.0, every_s=10.0), policy=policy))
+    assert replayed.repeated >= 2
+    assert dict(phases(replayed))["on_battery"] == pytest.approx(10.2, abs=0.1)
+    assert replayed.phase == "shutdown"
     edge = replay(recording(reading(0.0, "utility"), reading(10.0), reading(20.0, "utility"), policy=policy))
     assert (edge.repeated, phases(edge)) == (0, []), "between battery and utility lies neither"
 
@@ -166,17 +166,17 @@ def test_silence_is_a_lost_source() -> None:
 def test_a_week_of_silence_ends() -> None:
     """Dead reckoning goes on in larger steps where nobody says anything."""
     events = with_losses((*outage(4.0), reading(604_000.0, "utility")), ups="ups", every_s=1.0)
-    told = replay(recording(*events))
-    assert told.phase == "online"
-    assert told.ended_s == 604_000.0
+    replayed = replay(recording(*events))
+    assert replayed.phase == "online"
+    assert replayed.ended_s == 604_000.0
 
 
 def test_the_end_of_a_recording_is_no_end_of_the_outage() -> None:
     """It ends in a hold: what would have come next is told from the same sums."""
-    told = replay(recording(*outage(110.0)))
-    assert told.phase == "holding"
-    assert [step.action for step in told.forecast] == ["shutdown"]
-    at_s = told.forecast[0].at_s
+    replayed = replay(recording(*outage(110.0)))
+    assert replayed.phase == "holding"
+    assert [step.action for step in replayed.forecast] == ["shutdown"]
+    at_s = replayed.forecast[0].at_s
     assert at_s is not None
     assert 110.0 < at_s < 400.0
 
@@ -188,10 +188,10 @@ def test_a_recording_that_ends_in_the_power_off_says_that_the_end_is_not_known()
     assert isinstance(off.action, PowerOff)
     assert (whole.phase, whole.before_deadline_s, whole.remarks) == ("shutdown", None, ())
     end_s = float(int(off.t_s + 0.6 * off.action.force_after_s))
-    told = replay(recording(*outage(end_s)))
-    assert told.before_deadline_s == pytest.approx(off.t_s + off.action.force_after_s - end_s, abs=1.0)
-    (remark,) = told.remarks
-    assert remark.startswith(f"the recording ends {told.before_deadline_s:.0f} s before the power-off's deadline: ")
+    replayed = replay(recording(*outage(end_s)))
+    assert replayed.before_deadline_s == pytest.approx(off.t_s + off.action.force_after_s - end_s, abs=1.0)
+    (remark,) = replayed.remarks
+    assert remark.startswith(f"the recording ends {replayed.before_deadline_s:.0f} s before the power-off's deadline: ")
     dry = replay(recording(*outage(end_s), policy=dataclasses.replace(POLICY, mode=Mode.DRY_RUN)))
     assert (dry.before_deadline_s, dry.remarks) == (None, ())
 
@@ -202,9 +202,9 @@ def test_a_poll_is_answered_by_the_source_that_tells_next() -> None:
     other = [dataclasses.replace(row, at_s=row.at_s + 5.0, source="nut", charge_pct=85.0) for row in rows]
     events = sorted((*rows, *other), key=lambda event: event.at_s)
     policy = dataclasses.replace(POLICY, sources=2, stale_s=30.0)
-    told = replay(recording(*events, policy=policy))
-    assert told.repeated == 1
-    assert phases(told)[-1] == ("shutdown", 108.2), "the poll between two rows decides"
+    replayed = replay(recording(*events, policy=policy))
+    assert replayed.repeated == 1
+    assert phases(replayed)[-1] == ("shutdown", 108.2), "the poll between two rows decides"
 
 
 def test_a_boot_that_today_would_not_have_come_to() -> None:
@@ -213,9 +213,11 @@ def test_a_boot_that_today_would_not_have_come_to() -> None:
     events = tuple(dataclasses.replace(event, runtime_s=None) for event in outage(100.0))
     first = DaemonRun(at_s=0.0, policy=large, events=events)
     second = DaemonRun(at_s=30.0, policy=dataclasses.replace(large, boot_id="next"), shift_s=700.0, events=outage(50.0))
-    told = replay(Recording(name="r", legs=(first, second)))
-    assert (told.phase, told.ended_s) == ("on_battery", 100.0)
-    assert told.remarks == ("the host was off then; today's decisions had not powered it off when the recording ends",)
+    replayed = replay(Recording(name="r", legs=(first, second)))
+    assert (replayed.phase, replayed.ended_s) == ("on_battery", 100.0)
+    assert replayed.remarks == (
+        "the host was off then; today's decisions had not powered it off when the recording ends",
+    )
 
 
 def test_another_boot_is_a_return() -> None:
@@ -224,11 +226,11 @@ def test_another_boot_is_a_return() -> None:
     policy = dataclasses.replace(POLICY, boot_id="next")
     trains = TrainerSeen(at_s=59.5, trainer="llm", alive=True, step=7)
     second = DaemonRun(at_s=30.0, policy=policy, shift_s=1000.0, events=(*back, trains))
-    told = replay(Recording(name="r", legs=(first, second)))
-    assert told.phase == "online"
-    returned = [line for line in told.lines if line.note is not None and line.note.event == "host_returned"]
+    replayed = replay(Recording(name="r", legs=(first, second)))
+    assert replayed.phase == "online"
+    returned = [line for line in replayed.lines if line.note is not None and line.note.event == "host_returned"]
     assert [line.t_s for line in returned] == [1030.0]
-    assert [name for name, _ in orders(told)][-1] == "ResumeTraining"
+    assert [name for name, _ in orders(replayed)][-1] == "ResumeTraining"
 
 
 def test_a_life_that_ended_at_its_commit_is_not_followed_into_the_next() -> None:
@@ -240,11 +242,11 @@ def test_a_life_that_ended_at_its_commit_is_not_followed_into_the_next() -> None
     back_s = latched_s + 5.0
     rows = tuple(event for event in outage(400.0) if event.at_s >= back_s)
     second = DaemonRun(at_s=back_s, policy=POLICY, events=rows)
-    told = replay(Recording(name="r", legs=(first, second)))
-    (again,) = (line.t_s for line in told.lines if isinstance(line.action, PowerOff))
+    replayed = replay(Recording(name="r", legs=(first, second)))
+    (again,) = (line.t_s for line in replayed.lines if isinstance(line.action, PowerOff))
     assert off < back_s <= again
-    assert [line.t_s for line in told.lines if line.note and line.note.event == "outage_continued"] == [back_s]
-    times = [line.t_s for line in told.lines]
+    assert [line.t_s for line in replayed.lines if line.note and line.note.event == "outage_continued"] == [back_s]
+    times = [line.t_s for line in replayed.lines]
     assert times == sorted(times)
     alone = replay(Recording(name="r", legs=(first,)))
     assert [line.t_s for line in alone.lines if isinstance(line.action, PowerOff)] == [off], "nobody else goes on"
@@ -258,9 +260,9 @@ def test_a_power_off_is_followed_no_further_than_to_the_next_boot(gap_s: float, 
     back = tuple(reading(at_s, "utility", charge_pct=95.0) for at_s in range(30, 40))
     policy = dataclasses.replace(POLICY, boot_id="next")
     second = DaemonRun(at_s=30.0, policy=policy, shift_s=latched_s + gap_s - 30.0, events=back)
-    told = replay(Recording(name="r", legs=(first, second)))
-    returned_s = next(line.t_s for line in told.lines if line.note and line.note.event == "host_returned")
-    off = [line.t_s for line in told.lines if isinstance(line.action, PowerOff)]
+    replayed = replay(Recording(name="r", legs=(first, second)))
+    returned_s = next(line.t_s for line in replayed.lines if line.note and line.note.event == "host_returned")
+    off = [line.t_s for line in replayed.lines if isinstance(line.action, PowerOff)]
     assert returned_s == pytest.approx(latched_s + gap_s)
     assert bool(off) == followed
     assert all(at_s < returned_s for at_s in off)
@@ -271,16 +273,16 @@ def test_a_power_off_is_followed_no_further_than_to_the_next_boot(gap_s: float, 
 
 def test_what_was_done_is_set_against_what_would_be() -> None:
     """Each order is compared with its like: the second checkpoint with the second."""
-    told = replay(recording(*outage(400.0)))
-    same = dataclasses.replace(told, recording=dataclasses.replace(told.recording, marks=told.marks))
+    replayed = replay(recording(*outage(400.0)))
+    same = dataclasses.replace(replayed, recording=dataclasses.replace(replayed.recording, marks=replayed.marks))
     assert {each.verdict for each in compare(same)} == {"same"}
-    changed = [mark for mark in told.marks if mark.what != "SyncFilesystems"]
+    changed = [mark for mark in replayed.marks if mark.what != "SyncFilesystems"]
     changed = [
         dataclasses.replace(mark, t_s=mark.t_s + {"holding": 5.0, "shutdown": -8.0}.get(mark.what, 0.9))
         for mark in changed
     ]
     changed.append(Mark(t_s=300.0, kind="order", what="ResumeTrainer", whom="llm"))
-    other = dataclasses.replace(told, recording=dataclasses.replace(told.recording, marks=tuple(changed)))
+    other = dataclasses.replace(replayed, recording=dataclasses.replace(replayed.recording, marks=tuple(changed)))
     diff = {(each.was or each.now).what: each for each in compare(other) if each.verdict != "same"}  # type: ignore[union-attr]
     assert {name: each.verdict for name, each in diff.items()} == {
         "holding": "earlier",
@@ -304,11 +306,11 @@ def test_the_last_tick_of_a_busy_daemon_counts() -> None:
 
 def test_what_a_drill_did_before_the_outage_is_not_set_against_anything() -> None:
     """An export tells of its outage alone: what the lead orders today was perhaps ordered then, too."""
-    told = replay(recording(*outage(400.0), began_s=6.0))
+    replayed = replay(recording(*outage(400.0), began_s=6.0))
     early = Mark(t_s=1.0, kind="order", what="ResumeTrainer", whom="llm")
     back = dataclasses.replace(early, t_s=390.0)
-    was = dataclasses.replace(told.recording, marks=(*told.marks, back))
-    both = dataclasses.replace(told, recording=was, marks=(early, *told.marks, back))
+    was = dataclasses.replace(replayed.recording, marks=(*replayed.marks, back))
+    both = dataclasses.replace(replayed, recording=was, marks=(early, *replayed.marks, back))
     assert {each.verdict for each in compare(both)} == {"same"}
 
 
@@ -321,21 +323,21 @@ def test_a_checkpoint_before_the_outage_takes_no_answer_of_one_in_it() -> None:
     assert isinstance(order.action, TriggerCheckpoint)
     done = Done(at_s=order.t_s + 20.0, action=order.action, took_s=20.0, detail=(("step", 7), ("paused", True)))
     deed = RecordedOrder(action=order.action, at_s=order.t_s, outcome=done)
-    told = replay(recording(*events, deeds=(deed,), began_s=6.0))
-    assert [label for label, _ in orders(told)].count("TriggerCheckpoint") == 2
-    assert "ResumeTrainer" in dict(orders(told))
-    assert [each.note.event for each in told.lines if each.note].count("trainer_left_paused") == 0
+    replayed = replay(recording(*events, deeds=(deed,), began_s=6.0))
+    assert [label for label, _ in orders(replayed)].count("TriggerCheckpoint") == 2
+    assert "ResumeTrainer" in dict(orders(replayed))
+    assert [each.note.event for each in replayed.lines if each.note].count("trainer_left_paused") == 0
 
 
 def test_a_repeated_order_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     """After a restart the same order is given again: neither the recording nor the replay counts it twice."""
     path = FOLDER / "killed-and-powered-off.jsonl"
     assert main(["replay", str(path), "--diff", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
+    answer = json.loads(capsys.readouterr().out)
     # Recorded when training still waited for the charge of a full stop: it starts earlier today.
-    moved = [each["what"] for each in told["outages"][0]["diff"] if each["verdict"] != "same"]
+    moved = [each["what"] for each in answer["outages"][0]["diff"] if each["verdict"] != "same"]
     assert moved == ["ResumeTraining", "online"]
-    checkpoints = [mark for mark in told["outages"][0]["marks"] if mark["what"] == "TriggerCheckpoint"]
+    checkpoints = [mark for mark in answer["outages"][0]["marks"] if mark["what"] == "TriggerCheckpoint"]
     assert len(checkpoints) == 1
 
 
@@ -348,16 +350,16 @@ def test_a_rehearsal_is_not_shown_as_a_power_off(
     path = tmp_path / "rehearsed.jsonl"
     path.write_text(lines.replace('"policy":{', f'"policy":{{"mode":"{mode}",'), encoding="utf-8")
     assert main(["replay", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert "the host would be powered off, because" in told
-    assert "the host is powered off" not in told
-    assert ("order: sync" in told) == (mode is Mode.REHEARSE)
+    stdout = capsys.readouterr().out
+    assert "the host would be powered off, because" in stdout
+    assert "the host is powered off" not in stdout
+    assert ("order: sync" in stdout) == (mode is Mode.REHEARSE)
 
 
 def test_done_is_answered_once() -> None:
     """An answer that comes after the outage's own end changes nothing."""
     order = PowerOff(id="x-9", by_s=1.0, outage="o", grade="full", force_after_s=1.0)  # type: ignore[arg-type]
     deed = RecordedOrder(action=order, at_s=0.0, outcome=Done(at_s=5000.0, action=order, took_s=5000.0))
-    told = replay(recording(*outage(400.0), deeds=(deed,)))
-    assert told.phase == "shutdown"
-    assert told.ended_s <= 440.0
+    replayed = replay(recording(*outage(400.0), deeds=(deed,)))
+    assert replayed.phase == "shutdown"
+    assert replayed.ended_s <= 440.0

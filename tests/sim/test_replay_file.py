@@ -127,8 +127,8 @@ def test_what_no_source_would_have_told_is_not_told(tmp_path: Path) -> None:
     path.write_text(HEAD + "".join(f"{row}\n" for row in rows), encoding="utf-8")
     (recording,) = load(str(path), WANTED)
     readings = [event for event in recording.legs[0].events if isinstance(event, Reading)]
-    told = [(each.runtime_s, each.charge_pct, each.load_pct) for each in readings]
-    assert told == [
+    found = [(each.runtime_s, each.charge_pct, each.load_pct) for each in readings]
+    assert found == [
         (360.0, 100.0, 75.0),
         (None, 99.0, 75.0),
         (None, 99.0, None),
@@ -151,9 +151,9 @@ def test_a_zero_runtime_is_real_beside_a_low_battery(tmp_path: Path) -> None:
     """As in the decoder: on battery it is the end of the battery, whatever the charge says."""
     head = "t_s,output_source,runtime_s,charge_pct,low_battery,alarms,watts,load_pct\n"
     rows = "1,battery,0,60,true,,,\n2,battery,0,60,,battery_missing,,\n3,battery,0,60,,overload,0,75\n"
-    told = table(tmp_path, head + rows)
-    assert [each.runtime_s for each in told] == [0.0, 0.0, None]
-    assert told[2].watts is None, "no watts at a real load: not measured"
+    result = table(tmp_path, head + rows)
+    assert [each.runtime_s for each in result] == [0.0, 0.0, None]
+    assert result[2].watts is None, "no watts at a real load: not measured"
 
 
 def test_a_zero_right_after_the_transfer_does_not_commit(tmp_path: Path) -> None:
@@ -183,11 +183,11 @@ def test_all_feeds_of_the_host_are_played(tmp_path: Path) -> None:
     (recording,) = load(str(path), Wanted(policy=replace(alone, feeds=feeds), default=DEFAULT))
     assert {event.ups for event in recording.legs[0].events if isinstance(event, Reading)} == {"a", "b"}
     played = replay(recording)
-    told = {line.note.event: line.t_s for line in played.lines if line.note is not None}
-    assert (told["redundancy_lost_raised"], told["outage_began"]) == (21.0, 41.0)
+    given = {line.note.event: line.t_s for line in played.lines if line.note is not None}
+    assert (given["redundancy_lost_raised"], given["outage_began"]) == (21.0, 41.0)
     (one,) = load(str(path), Wanted(policy=replace(alone, feeds=feeds), default=DEFAULT, ups="a"))
-    told = {line.note.event: line.t_s for line in replay(one).lines if line.note is not None}
-    assert told["outage_began"] == 21.0, "of one that is asked for, the others are left aside"
+    given = {line.note.event: line.t_s for line in replay(one).lines if line.note is not None}
+    assert given["outage_began"] == 21.0, "of one that is asked for, the others are left aside"
 
 
 def test_a_feed_that_falls_silent_in_the_file_is_lost(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_a_feed_that_falls_silent_in_the_file_is_lost(tmp_path: Path) -> None:
     alone = replace(DEFAULT, ups="a", runtime_table=((0.4, 700.0), (0.8, 320.0)))
     feeds = tuple(FeedPolicy(policy=replace(alone, ups=name)) for name in ("a", "b"))
     (recording,) = load(str(path), Wanted(policy=replace(alone, feeds=feeds), default=DEFAULT))
-    told = {line.note.event: line.t_s for line in replay(recording).lines if line.note is not None}
-    assert 22.0 < told["outage_began"] < 30.0
+    given = {line.note.event: line.t_s for line in replay(recording).lines if line.note is not None}
+    assert 22.0 < given["outage_began"] < 30.0
 
 
 def test_two_sources_of_one_ups_are_heard_together(tmp_path: Path) -> None:
@@ -283,9 +283,11 @@ WRONG_TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), WRONG_TABLES)
-def test_a_mistake_is_told_with_its_place(text: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ReplayFileError, match=rf"t\.csv.*{told}" if not told.startswith(":") else rf"t\.csv{told}"):
+@pytest.mark.parametrize(("text", "expected"), WRONG_TABLES)
+def test_a_mistake_is_told_with_its_place(text: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ReplayFileError, match=rf"t\.csv.*{expected}" if not expected.startswith(":") else rf"t\.csv{expected}"
+    ):
         table(tmp_path, text)
 
 
@@ -300,11 +302,11 @@ WRONG_BYTES = [
 ]
 
 
-@pytest.mark.parametrize(("content", "told"), WRONG_BYTES)
-def test_what_is_no_text_is_told(content: bytes, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "expected"), WRONG_BYTES)
+def test_what_is_no_text_is_told(content: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "b.bin"
     path.write_bytes(content)
-    with pytest.raises(ReplayFileError, match=rf"b\.bin{told}"):
+    with pytest.raises(ReplayFileError, match=rf"b\.bin{expected}"):
         load(str(path), WANTED)
 
 
@@ -344,9 +346,9 @@ def test_an_export_without_settings_is_decided_by_the_defaults(tmp_path: Path) -
     (recording,) = load(export(tmp_path, META, TOLD, {"kind": "tomorrow"}, {"kind": "gap"}), WANTED)
     assert recording.legs[0].policy.trainers == DEFAULT.trainers
     assert (recording.name, recording.complete, recording.legs[0].policy.ups) == ("o-1", False, "a")
-    told = "; ".join(recording.remarks)
+    text = "; ".join(recording.remarks)
     for words in ("settings of then are not in the file", "cut off", "did not keep every reading", "every step"):
-        assert words in told
+        assert words in text
     assert replay(recording).phase == "online"
 
 
@@ -414,9 +416,9 @@ WRONG_EXPORTS = [
 ]
 
 
-@pytest.mark.parametrize(("lines", "told"), WRONG_EXPORTS)
-def test_a_mistake_of_an_export_is_told_with_its_place(lines: list[object], told: str, tmp_path: Path) -> None:
-    with pytest.raises(ReplayFileError, match=rf"e\.jsonl({told})"):
+@pytest.mark.parametrize(("lines", "expected"), WRONG_EXPORTS)
+def test_a_mistake_of_an_export_is_told_with_its_place(lines: list[object], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ReplayFileError, match=rf"e\.jsonl({expected})"):
         load(export(tmp_path, *lines), WANTED)
 
 
@@ -468,14 +470,14 @@ numbers = st.sampled_from(["", "", "0", "5", "60", "400", "99.5", "1e9", "-3"])
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    told=st.lists(
+    value=st.lists(
         st.tuples(st.sampled_from([1, 1, 2, 9, 400]), sources, numbers, numbers, numbers), min_size=1, max_size=40
     )
 )
-def test_any_readings_are_decided(told: list[tuple[int, str, str, str, str]], tmp_path: Path) -> None:
+def test_any_readings_are_decided(value: list[tuple[int, str, str, str, str]], tmp_path: Path) -> None:
     """Whatever a UPS has said, in whatever order: the replay ends, and says the same again."""
     t_s, lines = 0, []
-    for gap_s, source, runtime_s, charge_pct, load_pct in told:
+    for gap_s, source, runtime_s, charge_pct, load_pct in value:
         t_s += gap_s
         lines.append(f"{t_s},u,s,{source},{runtime_s},{charge_pct},{load_pct}")
     path = tmp_path / "any.csv"

@@ -35,10 +35,10 @@ async def test_our_client_reads_it(version: int | str) -> None:
             SnmpOptions.model_validate({"kind": "snmp", "host": "127.0.0.1", "port": agent.port, "version": version})
         )
         try:
-            told = await port.get([*TABLE, f"{A}.2.1", f"{A}.4.0"])
-            assert isinstance(told.pop(f"{A}.2.1"), Missing)
-            assert isinstance(told.pop(f"{A}.4.0"), Missing)
-            assert told == ANSWERS
+            result = await port.get([*TABLE, f"{A}.2.1", f"{A}.4.0"])
+            assert isinstance(result.pop(f"{A}.2.1"), Missing)
+            assert isinstance(result.pop(f"{A}.4.0"), Missing)
+            assert result == ANSWERS
             assert await port.walk(A) == ANSWERS
         finally:
             await port.close()

@@ -17,7 +17,7 @@ from powerguard.sim.virtual import VirtualLoop
 TRUE = Facts(left_s=150.0, policy="always-on", checkpoint_step=700, step=700, paused=True)
 
 
-class Told:
+class ScriptedWorld:
     """A world that tells what its script says: (seconds after each cut, event, numbers)."""
 
     title = "made up"
@@ -50,7 +50,7 @@ class Told:
                 (20.3, "power_off_accepted", {"deadline_s": 110.0}),
             ],
         ]
-        self.told_facts = [
+        self.scripted_facts = [
             replace(TRUE, left_s=None, step=90, checkpoint_step=None, paused=False),
             replace(TRUE, left_s=None, step=450, checkpoint_step=None, paused=False),
             replace(TRUE, left_s=None, step=500, checkpoint_step=500),
@@ -70,11 +70,11 @@ class Told:
             self.back_s.append(self.clock() - self._began_s)
             return
         now_s = self.clock()
-        for after_s, event, told in self.cuts.pop(0):
-            asyncio.get_running_loop().call_later(after_s, self._tell, now_s + after_s, event, told)
+        for after_s, event, each in self.cuts.pop(0):
+            asyncio.get_running_loop().call_later(after_s, self._tell, now_s + after_s, event, each)
 
-    def _tell(self, at_s: float, event: str, told: dict[str, object]) -> None:
-        payload: dict[str, object] = {"numbers": [list(pair) for pair in told.items()]}
+    def _tell(self, at_s: float, event: str, answer: dict[str, object]) -> None:
+        payload: dict[str, object] = {"numbers": [list(pair) for pair in answer.items()]}
         self._lines.append(
             Line(
                 seq=len(self._lines) + 1,
@@ -93,7 +93,7 @@ class Told:
         return self._lines[-100:]
 
     async def facts(self) -> Facts:
-        return self.told_facts.pop(0)
+        return self.scripted_facts.pop(0)
 
     def check(self) -> None:
         if self.clock() - self._began_s > self.dies_after_s:
@@ -101,11 +101,11 @@ class Told:
             raise StoryError(msg)
 
 
-def played(change: Callable[[Told], None], *, as_json: bool = False) -> int:
+def played(change: Callable[[ScriptedWorld], None], *, as_json: bool = False) -> int:
     """Play a changed world through what the command does; returns its exit status."""
 
     async def world() -> int:
-        stage = Told()
+        stage = ScriptedWorld()
         change(stage)
         checked: Stage = stage
         return await demo._play(checked, argparse.Namespace(json=as_json))
@@ -127,41 +127,41 @@ def test_a_world_in_which_all_is_well(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_dip_lasts_until_the_daemon_has_noticed_it(capsys: pytest.CaptureFixture[str]) -> None:
     """A busy machine notices it after ten seconds: utility is not back before that, or there would be no outage."""
-    stages: list[Told] = []
+    stages: list[ScriptedWorld] = []
 
-    def late(stage: Told) -> None:
+    def late(stage: ScriptedWorld) -> None:
         stages.append(stage)
-        stage.cuts[0] = [(10.0 + after_s, event, told) for after_s, event, told in stage.cuts[0]]
+        stage.cuts[0] = [(10.0 + after_s, event, each) for after_s, event, each in stage.cuts[0]]
 
     assert played(late) == 0
     assert stages[0].back_s[0] >= stages[0].settle_s + 10.5
     assert denials(capsys.readouterr().out) == []
 
 
-def fact(which: int, **changes: object) -> Callable[[Told], None]:
-    def change(stage: Told) -> None:
-        stage.told_facts[which] = replace(stage.told_facts[which], **changes)  # type: ignore[arg-type]
+def fact(which: int, **changes: object) -> Callable[[ScriptedWorld], None]:
+    def change(stage: ScriptedWorld) -> None:
+        stage.scripted_facts[which] = replace(stage.scripted_facts[which], **changes)  # type: ignore[arg-type]
 
     return change
 
 
-def numbers(cut: int, event: str, **changes: object) -> Callable[[Told], None]:
-    def change(stage: Told) -> None:
-        for _, name, told in stage.cuts[cut]:
+def numbers(cut: int, event: str, **changes: object) -> Callable[[ScriptedWorld], None]:
+    def change(stage: ScriptedWorld) -> None:
+        for _, name, each in stage.cuts[cut]:
             if name == event:
-                told.update(changes)
+                each.update(changes)
 
     return change
 
 
-def without(cut: int, event: str) -> Callable[[Told], None]:
-    def change(stage: Told) -> None:
+def without(cut: int, event: str) -> Callable[[ScriptedWorld], None]:
+    def change(stage: ScriptedWorld) -> None:
         stage.cuts[cut] = [entry for entry in stage.cuts[cut] if entry[1] != event]
 
     return change
 
 
-def disturbed(stage: Told) -> None:
+def disturbed(stage: ScriptedWorld) -> None:
     stage.cuts[0].insert(1, (1.0, "checkpoint_ordered", {"trainer": "toy", "after": "pause"}))
 
 
@@ -188,7 +188,9 @@ def disturbed(stage: Told) -> None:
         (numbers(2, "power_off_accepted", deadline_s=None), "the host went down in order"),
     ],
 )
-def test_a_lie_is_found_out(change: Callable[[Told], None], denied: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lie_is_found_out(
+    change: Callable[[ScriptedWorld], None], denied: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One thing is not as claimed: that claim is denied, no other, and the demo's status is 1."""
     assert played(change) == 1
     out = capsys.readouterr().out
@@ -200,24 +202,24 @@ def test_a_lie_is_found_out(change: Callable[[Told], None], denied: str, capsys:
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     for change, status in ((lambda _: None, 0), (fact(4, policy="always-off"), 1)):
         assert played(change, as_json=True) == status
-        told = json.loads(capsys.readouterr().out)
-        assert told["schema_version"] == 1
-        assert told["safe"] is (status == 0)
-        assert [outage["name"] for outage in told["outages"]] == [
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["schema_version"] == 1
+        assert answer["safe"] is (status == 0)
+        assert [outage["name"] for outage in answer["outages"]] == [
             "A short dip",
             "An outage that the battery outlasts",
             "An outage to the end",
         ]
-        assert len(told["checks"]) == 6
-        assert sum(not check["holds"] for check in told["checks"]) == status
-        first = told["outages"][0]["events"][0]
+        assert len(answer["checks"]) == 6
+        assert sum(not check["holds"] for check in answer["checks"]) == status
+        first = answer["outages"][0]["events"][0]
         assert (first["event"], first["after_s"], first["runtime_s"]) == ("outage_began", 0.5, 360.0)
 
 
 def test_a_world_that_stands_still_or_dies_is_told_as_such() -> None:
     """Waited for in vain, or a part of the world is gone: an error in words, never a story."""
 
-    def dies(stage: Told) -> None:
+    def dies(stage: ScriptedWorld) -> None:
         stage.dies_after_s = 10.0
 
     with pytest.raises(StoryError, match="waited 60 s for the power-off, in vain"):
@@ -230,11 +232,11 @@ def test_the_timeline_adds_up() -> None:
     """Every second from the cut to the end of the battery has one sign, and the legend names the seconds."""
 
     async def world() -> Act:
-        stage = Told()
+        stage = ScriptedWorld()
         script = stage.cuts[2]
         act = Act("An outage to the end", 100.0, facts=TRUE)
-        for after_s, event, told in script:
-            stage._tell(100.0 + after_s, event, told)
+        for after_s, event, each in script:
+            stage._tell(100.0 + after_s, event, each)
         act.lines = list(stage.lines())
         return act
 

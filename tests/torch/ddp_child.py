@@ -74,8 +74,8 @@ def goes_on(**how: Any) -> Made:
 
 def buckets(model: nn.Module) -> list[set[str]]:
     """Number of the parameters of each bucket, in the order in which they are reduced."""
-    told = str(model._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"])
-    return [set(bucket.split()) for bucket in told.split(",")]
+    result = str(model._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"])
+    return [set(bucket.split()) for bucket in result.split(",")]
 
 
 def settled() -> None:

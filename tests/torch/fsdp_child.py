@@ -122,9 +122,9 @@ def resharded(folder: Path, model: nn.Module) -> None:
     """DCP, sealed, of both ranks: the test loads it on one. A failure of the coordinator is one of every rank."""
     state = {"model": model.state_dict()}
     saved = save_sealed(state, folder / "dcp", 7, thread_count=2)
-    told: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, saved)
-    assert told == [saved] * dist.get_world_size()
+    found: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, saved)
+    assert found == [saved] * dist.get_world_size()
     with pytest.raises(CheckpointException, match="holds a sealed checkpoint"):
         dcp.save(state, storage_writer=SealedFileSystemWriter(saved.path))
     whole = {name: value.full_tensor() for name, value in state["model"].items()}

@@ -41,14 +41,14 @@ class Host:
     def run(self, before: list[str], argv: list[str], **environment: object) -> None:
         """Start its part of the job, with its host name."""
         script = f'hostname {self.name} && exec "$@"'
-        told = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-        told |= {name: str(value) for name, value in environment.items()}
+        given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        given |= {name: str(value) for name, value in environment.items()}
         with (self.folder / "output").open("ab") as output:
             self.process = subprocess.Popen(
                 [*before, "sh", "-c", script, "sh", *argv],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | told | {"HOST_FOLDER": str(self.folder)},
+                env=os.environ | given | {"HOST_FOLDER": str(self.folder)},
                 start_new_session=True,
             )
 

@@ -72,8 +72,8 @@ def train(folder: Path, steps: int, where: str, *, saves: bool, seed: int) -> No
             if saves and step % 37 == 0:  # an emergency, as a rule in the midst of a late copy or of its write
                 guard.requests.trigger(TriggerRequest(id=f"e{step}", after=After.CONTINUE))
             guard.step(step)
-            told = guard.stats()
-            if told is not None and told.copy.startswith("while training went on"):
+            result = guard.stats()
+            if result is not None and result.copy.startswith("while training went on"):
                 (folder / "late").touch()
     (folder / "final").write_text(digest(state.items()))
     guard.close(finish=False)
@@ -120,8 +120,8 @@ def main(folder: Path, where: str, steps: int, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(kills):
         run(folder, sys.maxsize, where, seed=number, kill_after_s=chance.random() * (0.6 if (number + 1) % 3 else -0.1))
-        told = [line.split()[0] for line in (folder / "loss").read_text().splitlines()]
-        steps = max([steps, *(int(word) + 100 for word in told if word.isdecimal())])
+        found = [line.split()[0] for line in (folder / "loss").read_text().splitlines()]
+        steps = max([steps, *(int(word) + 100 for word in found if word.isdecimal())])
     run(folder, steps, where, saves=kills > 0, seed=kills, kill_after_s=None)
 
 

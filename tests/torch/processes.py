@@ -42,7 +42,7 @@ class Launched:
         except subprocess.TimeoutExpired:
             self.kill()
             code = None
-        assert code == 0, f"ended with {code}:\n{self.told()}"
+        assert code == 0, f"ended with {code}:\n{self.output()}"
 
     def until(self, condition: Callable[[], bool], *, within_s: float = 100.0) -> None:
         """Wait for something to be seen, while it still runs."""
@@ -51,11 +51,11 @@ class Launched:
             code = self.process.poll()  # before the look: its last act may be what is waited for
             if condition():
                 return
-            assert code is None, f"ended with {code}:\n{self.told()}"
-            assert time.monotonic() < until_s, f"not within {within_s} s:\n{self.told()}"
+            assert code is None, f"ended with {code}:\n{self.output()}"
+            assert time.monotonic() < until_s, f"not within {within_s} s:\n{self.output()}"
             time.sleep(0.01)
 
-    def told(self) -> str:
+    def result(self) -> str:
         """The end of what it printed."""
         return self._log.read_text(errors="replace")[-4000:]
 

@@ -459,8 +459,8 @@ def test_what_cannot_be_loaded_from_registered_memory_is_loaded_once_more(
         else:
             assert guard.restore() == 1
             assert again.expected() == first.expected()
-        told = f"the load from registered memory failed, and is made once more from ordinary memory: {error}"
-        assert told in [each.message for each in caplog.records]
+        text = f"the load from registered memory failed, and is made once more from ordinary memory: {error}"
+        assert text in [each.message for each in caplog.records]
         assert not device.registered
     assert not device.faults
 
@@ -744,13 +744,13 @@ def test_a_periodic_save_lets_training_go_on_and_an_emergency_does_not(tmp_path:
             device.stuck = False
             rig.step()
             until(lambda: not guard._writer.busy)
-            told = guard.stats()
-            assert told is not None
-            assert (told.step, told.copy.startswith("while training went on")) == (step, True)
+            result = guard.stats()
+            assert result is not None
+            assert (result.step, result.copy.startswith("while training went on")) == (step, True)
         guard.save(8)
-        told = guard.stats()
-        assert told is not None
-        assert told.copy == "at once"
+        result = guard.stats()
+        assert result is not None
+        assert result.copy == "at once"
     assert not device.faults
 
 
@@ -761,10 +761,10 @@ def test_what_cannot_be_registered_is_in_the_figures(tmp_path: Path) -> None:
         guard.step(1)
         until(lambda: bool(device.calls))
         guard.save(2)
-        told = guard.stats()
-        assert told is not None
-        assert told.copy == "at once, through buffers: cudaHostRegister: operation not supported"
-        assert guard.requests.status().last_save == told
+        result = guard.stats()
+        assert result is not None
+        assert result.copy == "at once, through buffers: cudaHostRegister: operation not supported"
+        assert guard.requests.status().last_save == result
 
 
 def test_announcing_an_update_without_a_device_does_nothing(tmp_path: Path) -> None:
@@ -772,9 +772,9 @@ def test_announcing_an_update_without_a_device_does_nothing(tmp_path: Path) -> N
     with Guard(state, tmp_path, job="none", socket=None) as guard:
         guard.before_update()
         guard.save(1)
-        told = guard.stats()
-        assert told is not None
-        assert told.copy == ""
+        result = guard.stats()
+        assert result is not None
+        assert result.copy == ""
 
 
 # --- Wrapped ------------------------------------------------------------------------------------------------------

@@ -283,11 +283,11 @@ def opened_folder(kind: str, folder: Path) -> int:
     import subprocess
     import sys
 
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", CHILD, kind, str(folder)], capture_output=True, text=True, check=False, timeout=200
     )
-    assert told.returncode == 0, told.stderr
-    return int(told.stdout)
+    assert ended.returncode == 0, ended.stderr
+    return int(ended.stdout)
 
 
 def test_ours_flushes_the_folder(tmp_path: Path) -> None:

@@ -317,14 +317,14 @@ def test_what_comes_back_is_the_state_of_that_moment(seed: int) -> None:
                 numbers.mul_(1j)
         rows.update({f"more {at}": torch.randn(3) for at in range(66 - len(rows))})
         for _ in range(2):
-            assert told(back(Packer(known), tree)) == told(copy.deepcopy(tree)) == told(tree)
+            assert as_text(back(Packer(known), tree)) == as_text(copy.deepcopy(tree)) == as_text(tree)
 
 
-def told(tree: Any, first: dict[int, int] | None = None) -> str:
+def as_text(tree: Any, first: dict[int, int] | None = None) -> str:
     """All of a tree in one text; a tensor that comes again is the number of the first."""
     first = {} if first is None else first
     if isinstance(tree, dict):
-        return "; ".join(f"{key!r}: [{told(part, first)}]" for key, part in tree.items())
+        return "; ".join(f"{key!r}: [{as_text(part, first)}]" for key, part in tree.items())
     if not isinstance(tree, torch.Tensor):
         return repr(tree)
     plain = tree.detach().resolve_conj().resolve_neg().contiguous()

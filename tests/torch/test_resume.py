@@ -13,7 +13,7 @@ STEPS = 1500
 START_S = 240.0  # torchrun and two ranks that load torch: on a machine that is very busy a minute
 
 
-def told(out: Path, rank: int) -> tuple[list[int], dict[int, str]]:
+def starts_and_losses(out: Path, rank: int) -> tuple[list[int], dict[int, str]]:
     """The steps at which it was started, and the loss of each step. A step that was done twice must tell the same."""
     starts, losses = [], {}
     for line in (out / f"loss-{rank}").read_text().splitlines(keepends=True):
@@ -53,16 +53,16 @@ def killed(folder: Path, ranks: int, steps: int, kills: int, seed: int, *how: st
         finally:
             job.kill()
     Launched(ranks, JOB, folder / "ck", folder, str(steps), *how, log=folder / "log").end(within_s=2 * START_S)
-    return folder, sum(start > 0 for start in told(folder, 0)[0])
+    return folder, sum(start > 0 for start in starts_and_losses(folder, 0)[0])
 
 
 def compare(whole: Path, pieces: Path, ranks: int, steps: int) -> None:
     for rank in range(ranks):
-        expected, seen = told(whole, rank)[1], told(pieces, rank)[1]
+        expected, seen = starts_and_losses(whole, rank)[1], starts_and_losses(pieces, rank)[1]
         assert len(expected) == steps
         assert seen == expected
         assert (pieces / f"final-{rank}").read_text() == (whole / f"final-{rank}").read_text()
-    starts = [told(pieces, rank)[0] for rank in range(ranks)]
+    starts = [starts_and_losses(pieces, rank)[0] for rank in range(ranks)]
     assert starts.count(starts[0]) == ranks, "all ranks went on at the same step, each time"
 
 

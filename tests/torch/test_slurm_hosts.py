@@ -42,8 +42,8 @@ def script(folder: Path) -> str:
     (folder / "rank.sh").write_text(
         RANK.format(folder=folder, python=shlex.quote(sys.executable), child=shlex.quote(str(CHILD))), encoding="utf-8"
     )
-    told = f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()} GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1"
-    return f"{told} PYTHONPATH={shlex.quote(str(ROOT))}\nsrun unshare -u sh {folder}/rank.sh && exit\n{end}"
+    text = f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()} GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1"
+    return f"{text} PYTHONPATH={shlex.quote(str(ROOT))}\nsrun unshare -u sh {folder}/rank.sh && exit\n{end}"
 
 
 def until(true: Callable[[], object], hosts: list[Host]) -> None:

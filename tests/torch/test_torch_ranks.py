@@ -219,10 +219,10 @@ def test_torchrun_with_a_collective_per_step(tmp_path: Path) -> None:
     child.write_text(CHILD, encoding="utf-8")
     port = str(free_port())
     argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", str(child)]
-    told = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
-    assert told.returncode == 0, told.stderr[-2000:]
-    lines = sorted(line for line in told.stdout.splitlines() if line.startswith("["))
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    lines = sorted(line for line in ended.stdout.splitlines() if line.startswith("["))
     assert len(lines) == 2
     step = lines[0].rpartition(",")[2]
     assert lines == [f'["TorchRanks", 0, 2,{step}', f'["TorchRanks", 1, 2,{step}']
-    assert "timed out" not in told.stderr
+    assert "timed out" not in ended.stderr

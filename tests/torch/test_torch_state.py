@@ -567,28 +567,30 @@ def test_a_cache_that_has_grown_is_taken_over() -> None:
 class Extra(nn.Module):
     """Has state that is no tensor."""
 
-    told: object = None
+    extra: object = None
 
     def get_extra_state(self) -> object:
-        return self.told
+        return self.extra
 
     def set_extra_state(self, state: object) -> None:
-        self.told = state
+        self.extra = state
 
 
 @pytest.mark.parametrize(
-    "told",
+    "expected",
     [
         {"seen": 3, "scale": torch.ones(1)},
         torch.arange(5),  # Transformer Engine returns one tensor, longer than that of a fresh module
         torch.empty(0),
     ],
 )
-def test_extra_state_of_a_module_comes_back(told: object) -> None:
+def test_extra_state_of_a_module_comes_back(expected: object) -> None:
     one, other = (nn.Sequential(nn.Linear(1, 1), Extra(), nn.ParameterList([torch.empty(0)])) for _ in range(2))
-    one[1].told, other[1].told = told, torch.ones(2)
+    one[1].extra, other[1].extra = expected, torch.ones(2)
     carried(TorchState(model=one), TorchState(model=other))
-    assert round_trip(other[1].told) == told if isinstance(told, dict) else torch.equal(other[1].told, told)
+    assert (
+        round_trip(other[1].extra) == expected if isinstance(expected, dict) else torch.equal(other[1].extra, expected)
+    )
 
 
 class Lax(nn.Linear):
@@ -961,7 +963,7 @@ def state_of(model: nn.Module, **more: Any) -> TorchState:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "expected"),
     [
         (nn.Linear(2, 3), r"model/weight is float32\[2, 2\] in the checkpoint, float32\[3, 2\] here"),
         (nn.Linear(2, 2).bfloat16(), r"float32\[2, 2\] in the checkpoint, bfloat16\[2, 2\] here"),
@@ -971,9 +973,9 @@ def state_of(model: nn.Module, **more: Any) -> TorchState:
     ],
     ids=["shape", "dtype", "fewer", "other", "names"],
 )
-def test_another_model_is_refused_and_untouched(model: nn.Module, told: str) -> None:
+def test_another_model_is_refused_and_untouched(model: nn.Module, expected: str) -> None:
     before = [tensor.clone() for tensor in model.state_dict().values()]
-    with pytest.raises(StateError, match=told):
+    with pytest.raises(StateError, match=expected):
         carried(state_of(nn.Linear(2, 2)), state_of(model))
     assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
 
@@ -1321,9 +1323,9 @@ def test_what_is_half_loaded_is_said() -> None:
         def load_state_dict(self, state: dict[str, int]) -> None:
             raise IndexError(state["there"])
 
-    told = r"^sampler: was not put back \(KeyError: 'there'\); what comes before it has been \(make all objects again"
+    result = r"^sampler: was not put back \(KeyError: 'there'\); what comes before it has been \(make all objects again"
     model = nn.Linear(1, 1)
-    with pytest.raises(StateError, match=told):
+    with pytest.raises(StateError, match=result):
         carried(TorchState(model=model, sampler=Other()), TorchState(model=model, sampler=Refusing()))
 
 

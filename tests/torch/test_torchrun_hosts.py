@@ -131,7 +131,7 @@ def test_a_host_leaves_and_comes_back(folder: Path, leaver: int) -> None:
         left.trigger("e", after=After.PAUSE, reason=Reason.ON_BATTERY, deadline_s=60.0)
         step = left.durable("e").step
         assert step is not None
-        world.until("the pause", lambda: (told := stayed.status()) is not None and told.held_by == left.name)
+        world.until("the pause", lambda: (shown := stayed.status()) is not None and shown.held_by == left.name)
         began_s = time.monotonic()
         left.leave()
         ended_s = world.until("the end", lambda: stayed.status() is None) - began_s
@@ -165,8 +165,8 @@ def test_a_host_never_comes_back(folder: Path, kind: str) -> None:
             world.until("training alone", lambda: any(w == "step" and s > step for w, s, _ in stayed.said()))
             assert [s for word, s, _ in stayed.said() if word == "start"] == [0, step]
             return
-        told = f"the checkpoint of step {step} was made by 2 ranks, and this training has 1"
-        world.until("the refusal", lambda: told in stayed.output())
+        text = f"the checkpoint of step {step} was made by 2 ranks, and this training has 1"
+        world.until("the refusal", lambda: text in stayed.output())
         assert max(s for _, s, _ in stayed.said()) == step
         assert (found := newest_in(stayed.folder / "ck")) is not None
         assert found.step == step

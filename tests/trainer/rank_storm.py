@@ -1,6 +1,6 @@
 """A job of real processes over one root, on a disk that dawdles at every call: one process of it, and what it saw.
 
-    python -m tests.trainer.rank_storm SEED [SECONDS [HOST,HOST,...]]     one storm, told in JSON
+    python -m tests.trainer.rank_storm SEED [SECONDS [HOST,HOST,...]]     one storm, reported in JSON
 
 Everything at once: checkpoints by the clock and by askers, pauses that are taken back, evaluation, writes that fail,
 readers beside, and the end of training. Who loses the folder, the slot or the file that he is at says so in his log.
@@ -156,7 +156,7 @@ class Rank:
         self.pipe, self.chance, self.state, self.root = pipe, chance, state, root
         self.over = threading.Event()
         self.odd: list[str] = []
-        self._told = 0
+        self._reported = 0
 
     def train(self, step: int) -> None:
         """Do a step; at some, evaluate."""
@@ -169,13 +169,13 @@ class Rank:
                     time.sleep(0.001)
                     self.guard.poll()
         last = self.guard.requests.last
-        if last is not None and last.step > self._told:
-            self._told = last.step
+        if last is not None and last.step > self._reported:
+            self._reported = last.step
             self.pipe.send({"committed": last.step})
 
     def is_enough(self, over_s: float) -> bool:
         """Whether to end, so long after the time: on a slow machine nothing may have been committed before it."""
-        return over_s > (0.0 if self._told else 20.0)
+        return over_s > (0.0 if self._reported else 20.0)
 
     def ask(self, who: int) -> None:
         """Want checkpoints, pauses, and all back again."""
@@ -230,7 +230,7 @@ def storm(folder: Path, seed: int, seconds: float, hosts: Sequence[str], *, kill
         theirs.close()
         pipes.append(pipe)
         processes.append(process)
-    told: dict[str, Any] = {"committed": 0, "ranks": []}
+    given: dict[str, Any] = {"committed": 0, "ranks": []}
     until_s = time.monotonic() + seconds + 100.0
     kill_at_s = time.monotonic() + chance.uniform(0.5, seconds) if kill else until_s
     open_pipes = list(pipes)
@@ -243,10 +243,10 @@ def storm(folder: Path, seed: int, seconds: float, hosts: Sequence[str], *, kill
                 open_pipes.remove(pipe)
                 continue
             if "committed" in said:
-                told["committed"] = max(told["committed"], said["committed"])
+                given["committed"] = max(given["committed"], said["committed"])
                 kill_at_s = min(kill_at_s, time.monotonic() + chance.uniform(0, seconds)) if kill else kill_at_s
             else:
-                told["ranks"].append(said)
+                given["ranks"].append(said)
         if kill and time.monotonic() > kill_at_s:
             os.kill(processes[chance.randrange(len(hosts))].pid or 0, signal.SIGKILL)
             time.sleep(chance.uniform(0, 0.2))
@@ -256,16 +256,16 @@ def storm(folder: Path, seed: int, seconds: float, hosts: Sequence[str], *, kill
     for process in processes:
         process.join(30.0)
         if process.is_alive():
-            told["hung"] = True
+            given["hung"] = True
             process.kill()
         process.join()
-    return told
+    return given
 
 
-def judged(folder: Path, told: Mapping[str, Any], hosts: Sequence[str], seed: int) -> list[str]:
+def judged(folder: Path, answer: Mapping[str, Any], hosts: Sequence[str], seed: int) -> list[str]:
     """Return what is wrong after a storm: what nobody should have been told, or what does not lie there as it must."""
-    wrong = ["some rank hung"] if told.get("hung") else []
-    for rank, each in enumerate(told["ranks"]):
+    wrong = ["some rank hung"] if answer.get("hung") else []
+    for rank, each in enumerate(answer["ranks"]):
         wrong += [f"rank {rank} found: {odd}" for odd in each["odd"]]
         wrong += [f"rank {rank} warned: {line}" for line in each["warned"] if not known(line)]
     for rank in range(len(hosts)):
@@ -274,9 +274,9 @@ def judged(folder: Path, told: Mapping[str, Any], hosts: Sequence[str], seed: in
             found = store.found()
             wrong += [f"{each.name}: {each.reason}" for each in store.refused()]
             wrong += [f"{path.name}: set aside" for path in root.glob("bad-step-*")]
-            if told["committed"] and (not found or found[0].step < told["committed"]):
+            if answer["committed"] and (not found or found[0].step < answer["committed"]):
                 wrong.append(
-                    f"step {told['committed']} was told to be durable: there are {[one.step for one in found]}"
+                    f"step {answer['committed']} was reported as durable: there are {[one.step for one in found]}"
                 )
             for each in found:
                 if read(each, rank)["state"].value() != [rank, each.step]:
@@ -290,10 +290,10 @@ def main() -> int:
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 5.0
     hosts = sys.argv[3].split(",") if len(sys.argv) > 3 else ["a", "a", "a"]
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="pg-storm-") as name:
-        told = storm(Path(name), seed, seconds, hosts)
-        wrong = judged(Path(name), told, hosts, seed)
-    print(json.dumps({"seed": seed, "hosts": hosts, "wrong": wrong, **told}, indent=1))
-    return int(bool(wrong) or len(told["ranks"]) < len(hosts))
+        result = storm(Path(name), seed, seconds, hosts)
+        wrong = judged(Path(name), result, hosts, seed)
+    print(json.dumps({"seed": seed, "hosts": hosts, "wrong": wrong, **result}, indent=1))
+    return int(bool(wrong) or len(result["ranks"]) < len(hosts))
 
 
 if __name__ == "__main__":

@@ -54,20 +54,20 @@ class Worker:
     def listen(self) -> None:
         while True:
             try:
-                told: dict[str, Any] = self.pipe.recv()
+                result: dict[str, Any] = self.pipe.recv()
             except EOFError:
                 os._exit(1)
             try:
-                if "open" in told:
-                    opened = self.agreement.open(TriggerRequest(**told["open"]))
+                if "open" in result:
+                    opened = self.agreement.open(TriggerRequest(**result["open"]))
                     self.say(opened=opened.number)
                     threading.Thread(target=self.watch, args=[opened.number], daemon=True).start()
-                elif "watch" in told:
-                    threading.Thread(target=self.watch, args=[told["watch"]], daemon=True).start()
-                elif "resume" in told:
+                elif "watch" in result:
+                    threading.Thread(target=self.watch, args=[result["watch"]], daemon=True).start()
+                elif "resume" in result:
                     self.agreement.resume()
-                    self.say(resumed=told["resume"])
-                elif "stop" in told:
+                    self.say(resumed=result["resume"])
+                elif "stop" in result:
                     self.stop.set()
             except RanksError as error:
                 self.say(refused=str(error))

@@ -159,7 +159,7 @@ def put(world: World, index: int, rank: Rank) -> World:
     return world._replace(ranks=(*world.ranks[:index], rank, *world.ranks[index + 1 :]))
 
 
-def check(world: World, last_step: int, told: str) -> None:
+def check(world: World, last_step: int, text: str) -> None:
     """What holds in every world."""
     state_at = kept(State())
     for entry in world.log:
@@ -167,17 +167,17 @@ def check(world: World, last_step: int, told: str) -> None:
     state: State = _KEPT[state_at]
     if not (has_failed(world.log) or state.departed or (state.front is not None and state.front.rolls)):
         stands = state.held_at is not None or (state.front is not None and state.front.after is not After.CONTINUE)
-        assert stands == bool(holding(world.log)), f"a host's word was not kept: {told}"
+        assert stands == bool(holding(world.log)), f"a host's word was not kept: {text}"
     for known in (*state.past, state.front, state.back):
         if known is not None and known.ended is not None and known.ended.ok and known.save:
             assert {who for number, who, _ in world.done if number == known.number} == set(range(len(world.ranks))), (
-                told
+                text
             )
     for rank in world.ranks:
         if rank.at != DEAD:
             held = rank.state.held_at
             bound = held is None or rank.stopped or rank.state.departed or rank.state.front is not None
-            assert bound or rank.step <= (held or 0), told
+            assert bound or rank.step <= (held or 0), text
 
 
 @cache
@@ -221,10 +221,10 @@ def explore(start: World, last_step: int) -> int:
     while todo:
         world = todo.popleft()
         stuck = True
-        for told, then in moves(world, last_step):
+        for each, then in moves(world, last_step):
             stuck = False
             if then not in seen:
-                check(then, last_step, told)
+                check(then, last_step, each)
                 seen.add(then)
                 todo.append(then)
         assert not stuck or settled(world, last_step), f"deadlock: {world}"
@@ -303,6 +303,6 @@ def test_long_random_walks_agree() -> None:
             ways = list(moves(world, 12))
             if not ways:
                 break
-            told, world = dice.choice(ways)
-            check(world, 12, told)
+            result, world = dice.choice(ways)
+            check(world, 12, result)
         assert settled(world, 12), world

@@ -74,20 +74,20 @@ def test_a_step_of_the_wall_clock_costs_no_checkpoint_and_no_deadline(folder: Pa
         wish = {"id": "e-1", "reason": "on_battery", "after": "pause", "deadline_s": 20.0}
         status, _, _ = ask(folder / "line.sock", "POST", "/api/v1/checkpoints", json.dumps(wish).encode())
         assert status in {200, 202}
-        told = {"phase": "accepted"}
-        while told["phase"] not in {"committed", "failed", "aborted"}:
-            told = json.loads(
-                ask(folder / "line.sock", "GET", f"/api/v1/checkpoints/e-1?wait=5&seen={told['phase']}")[2]
+        given = {"phase": "accepted"}
+        while given["phase"] not in {"committed", "failed", "aborted"}:
+            given = json.loads(
+                ask(folder / "line.sock", "GET", f"/api/v1/checkpoints/e-1?wait=5&seen={given['phase']}")[2]
             )
-        assert (told["phase"], told["paused_step"]) == ("committed", told["step"])
-        assert kept(folder)[0][0] == told["step"]
+        assert (given["phase"], given["paused_step"]) == ("committed", given["step"])
+        assert kept(folder)[0][0] == given["step"]
     finally:
         training.kill()
         training.communicate()
     again = start()
     try:
         assert again.stdout is not None
-        assert again.stdout.readline() == f"step {told['step']}: go on\n"
+        assert again.stdout.readline() == f"step {given['step']}: go on\n"
     finally:
         again.kill()
         again.communicate()

@@ -64,14 +64,14 @@ def trigger(
 def test_trigger_follow_and_again(guard: Guard, where: Path) -> None:
     status, headers, body = trigger(where, "a")
     assert (status, headers["Location"]) == (202, "/api/v1/checkpoints/a")
-    told = CheckpointStatus.parse(body)
-    assert isinstance(told, CheckpointStatus)
-    assert told.phase is Phase.WAITING_STEP
+    parsed = CheckpointStatus.parse(body)
+    assert isinstance(parsed, CheckpointStatus)
+    assert parsed.phase is Phase.WAITING_STEP
     guard.step(3)
     status, _, body = ask(where, "GET", headers["Location"])
-    told = CheckpointStatus.parse(body)
-    assert isinstance(told, CheckpointStatus)
-    assert (status, told.phase, told.durable, told.step) == (200, Phase.COMMITTED, True, 3)
+    parsed = CheckpointStatus.parse(body)
+    assert isinstance(parsed, CheckpointStatus)
+    assert (status, parsed.phase, parsed.durable, parsed.step) == (200, Phase.COMMITTED, True, 3)
     assert trigger(where, "a")[0] == 200
     assert trigger(where, "b", "/api/v1/checkpoints")[0] == 202
 
@@ -117,16 +117,16 @@ def test_pause_resume_delete_status(guard: Guard, where: Path) -> None:
     assert ask(where, "POST", "/api/v1/pause")[0] == 200
     stepping = threading.Thread(target=guard.step, args=[9])
     stepping.start()
-    told = TrainerStatus(job="")
+    result = TrainerStatus(job="")
     until_s = time.perf_counter() + 60
     while time.perf_counter() < until_s:
         parsed = TrainerStatus.parse(ask(where, "GET", "/api/v1/status")[2])
         assert isinstance(parsed, TrainerStatus)
-        told = parsed
-        if told.paused:
+        result = parsed
+        if result.paused:
             break
         time.sleep(0.01)
-    assert (told.paused, told.step, told.job) == (True, 9, 'odd "job"')
+    assert (result.paused, result.step, result.job) == (True, 9, 'odd "job"')
     resumed = TrainerStatus.parse(ask(where, "POST", "/api/v1/resume", b"{}")[2])
     assert isinstance(resumed, TrainerStatus)
     assert not resumed.paused
@@ -197,8 +197,8 @@ def test_the_metrics_are_prometheus_text(guard: Guard, where: Path) -> None:
 def test_promtool_has_nothing_to_say(guard: Guard, where: Path) -> None:
     guard.step(0)
     text = ask(where, "GET", "/metrics")[2]
-    told = subprocess.run([require("promtool"), "check", "metrics"], input=text, capture_output=True, check=False)
-    assert (told.returncode, told.stdout + told.stderr) == (0, b"")
+    ended = subprocess.run([require("promtool"), "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(
@@ -546,9 +546,9 @@ def test_a_name_that_another_user_took_first_keeps_no_training_from_being_asked(
             (own,) = (path for path in folder.glob("llm.4321*.sock") if path.stat().st_uid == 4321)
             assert endpoint is not None
             asked = ask(own, "GET", "/api/v1/status")[0]
-            told = [path for path in places_of(str(folder / "llm.sock"), {4321}) if path == str(own)]
+            found = [path for path in places_of(str(folder / "llm.sock"), {4321}) if path == str(own)]
             foreseen = own.name == "llm.4321.sock"
-            code = 0 if (asked, told, foreseen) == (200, [str(own)], len(squatted) == 1) else 2
+            code = 0 if (asked, found, foreseen) == (200, [str(own)], len(squatted) == 1) else 2
             endpoint.close()
         finally:
             os._exit(code)

@@ -254,11 +254,11 @@ def test_no_more_is_done_than_it_is_willing_to(
     assert loop.until_ended("a") is Phase.COMMITTED
     loop.until(lambda: loop.guard.requests.status().paused is paused)
     assert loop.ended_by is None
-    told = loop.guard.requests.checkpoint("a")
-    assert told is not None
-    assert told.note == f"asked for exit, but this training allows no more than {conduct.value} (Guard's conduct)"
-    assert [each.getMessage() for each in caplog.records].count(f"checkpoint a: {told.note}") == 1
-    assert CheckpointStatus.parse(told.to_json()) == told
+    reply = loop.guard.requests.checkpoint("a")
+    assert reply is not None
+    assert reply.note == f"asked for exit, but this training allows no more than {conduct.value} (Guard's conduct)"
+    assert [each.getMessage() for each in caplog.records].count(f"checkpoint a: {reply.note}") == 1
+    assert CheckpointStatus.parse(reply.to_json()) == reply
     if conduct is After.CONTINUE:
         assert not loop.guard.requests.pause().paused
         time.sleep(0.02)

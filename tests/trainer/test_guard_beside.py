@@ -194,16 +194,16 @@ def test_what_a_save_cost_is_told(job: Job) -> None:
     assert job.guard.stats() is None, "it is not durable yet"
     job.disk.gate.set()
     job.until(lambda: job.guard.stats() is not None)
-    told = job.guard.stats()
-    assert told == job.requests.status().last_save
-    assert told is not None
-    assert (told.step, told.bytes) == (step, job.requests.pace.totals.bytes)
-    assert told.write_s == job.requests.pace.totals.write_s
-    assert told.stall_s == job.requests.pace.totals.stall_s
-    assert told.write_bw == pytest.approx(told.bytes / max(told.write_s, 1e-6))
-    assert told.copy_bw is not None
-    assert told.copy_bw > 0
-    assert told.snapshots == job.snapshots
+    result = job.guard.stats()
+    assert result == job.requests.status().last_save
+    assert result is not None
+    assert (result.step, result.bytes) == (step, job.requests.pace.totals.bytes)
+    assert result.write_s == job.requests.pace.totals.write_s
+    assert result.stall_s == job.requests.pace.totals.stall_s
+    assert result.write_bw == pytest.approx(result.bytes / max(result.write_s, 1e-6))
+    assert result.copy_bw is not None
+    assert result.copy_bw > 0
+    assert result.snapshots == job.snapshots
     assert TrainerStatus.parse(job.requests.status().to_json()) == job.requests.status()
 
 
@@ -305,8 +305,8 @@ def test_an_emergency_of_the_same_step_joins_the_write(job: Job) -> None:
         time.sleep(0.7)
         assert job.of("e").phase is Phase.WAITING_STEP, "the writer's thread is in the middle of its bytes"
         job.disk.gate.set()
-        told = job.ended("e")
-        assert (told.durable, told.step) == (True, step)
+        end = job.ended("e")
+        assert (end.durable, end.step) == (True, step)
         job.requests.resume(wait_s=0)
     assert job.steps_on_disk() == [step]
     assert job.requests.pace.totals.writes == 1
@@ -315,9 +315,9 @@ def test_an_emergency_of_the_same_step_joins_the_write(job: Job) -> None:
 def check_emergency(job: Job, standing: threading.Thread, older: int, *, left: int) -> None:
     """Let the disk go on: the emergency has the state after the older one, and `left` checkpoints lie there."""
     job.disk.gate.set()
-    told = job.ended("e")
-    assert told.at_paused_step
-    assert told.step == older + 1
+    end = job.ended("e")
+    assert end.at_paused_step
+    assert end.step == older + 1
     assert job.steps_on_disk() == [older + 1, older][:left]
     assert job.requests.pace.totals.failed == 0, "given up is not failed"
     job.requests.resume()
@@ -379,9 +379,9 @@ def test_with_one_snapshot_training_does_not_wait_for_ever(folder: Path) -> None
     job.now_s += 61
     training.join(60)
     assert not training.is_alive()
-    told = job.of("e")
-    assert told.phase is Phase.FAILED
-    assert f"the disk has taken nothing of step {older} for 60 s" in told.error
+    result = job.of("e")
+    assert result.phase is Phase.FAILED
+    assert f"the disk has taken nothing of step {older} for 60 s" in result.error
     job.disk.gate.set()
     job.trigger("again", "continue")
     again = job.step()
@@ -424,8 +424,8 @@ def test_whoever_resumes_in_mid_write_does_not_wait_for_it(job: Job) -> None:
     job.step()
     assert job.of("e").phase is Phase.WRITING
     job.disk.gate.set()
-    told = job.ended("e")
-    assert (told.durable, told.paused, told.step) == (True, False, job.state.step - 1)
+    end = job.ended("e")
+    assert (end.durable, end.paused, end.step) == (True, False, job.state.step - 1)
 
 
 def test_a_full_disk_is_told_and_the_last_checkpoint_stays(job: Job) -> None:
@@ -435,9 +435,9 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_stays(job: Job) -> None:
     job.disk.is_full = True
     job.trigger("e", "pause")
     standing = job.standing()
-    told = job.ended("e")
-    assert (told.phase, told.paused) == (Phase.FAILED, True)
-    assert "No space left on device" in told.error
+    end = job.ended("e")
+    assert (end.phase, end.paused) == (Phase.FAILED, True)
+    assert "No space left on device" in end.error
     assert job.steps_on_disk() == [good]
     job.disk.is_full = False
     job.trigger("again", "pause")
@@ -454,10 +454,10 @@ def test_a_state_that_cannot_be_told_hurts_nobody_but_its_checkpoint(job: Job) -
     job.state.fail_with = RuntimeError("CUDA error: an illegal memory access was encountered")
     job.trigger("e", "continue")
     job.step()
-    told = job.ended("e")
-    assert told.phase is Phase.FAILED
-    assert told.error == "RuntimeError: CUDA error: an illegal memory access was encountered"
-    assert not told.paused
+    end = job.ended("e")
+    assert end.phase is Phase.FAILED
+    assert end.error == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert not end.paused
     job.now_s += 400
     job.step()
     assert job.requests.pace.totals.failed == 1
@@ -666,11 +666,11 @@ def test_a_copy_in_memory_is_written_when_the_boundary_does_not_come(job: Job) -
     time.sleep(0.7)
     assert job.of("e").phase is Phase.WAITING_STEP, "there is time yet"
     job.now_s += 57
-    told = job.ended("e")
-    assert (told.step, told.durable, told.at_paused_step) == (held, True, False)
+    end = job.ended("e")
+    assert (end.step, end.durable, end.at_paused_step) == (held, True, False)
     standing = job.standing()
-    told = job.of("e")
-    assert (told.paused_step, told.at_paused_step) == (held + 2, False), "and it says that steps would be lost"
+    end = job.of("e")
+    assert (end.paused_step, end.at_paused_step) == (held + 2, False), "and it says that steps would be lost"
     job.trigger("second", "pause", 60.0)
     assert job.ended("second").at_paused_step
     job.requests.resume()
@@ -684,9 +684,9 @@ def test_asked_while_it_stands_in_mid_step_it_says_what_there_is(job: Job) -> No
     polling.start()
     job.until(lambda: job.requests.status().paused)
     job.trigger("e", "pause", 60.0)
-    told = job.ended("e")
-    assert told.phase is Phase.ABORTED
-    assert "in the middle of a step" in told.error
+    end = job.ended("e")
+    assert end.phase is Phase.ABORTED
+    assert "in the middle of a step" in end.error
     job.requests.resume()
     polling.join(60)
     assert not polling.is_alive()
@@ -735,8 +735,8 @@ def test_a_pause_that_comes_during_a_save_stands_at_its_step(job: Job) -> None:
     assert job.disk.stuck.wait(60)
     job.trigger("e", "pause")
     job.disk.gate.set()
-    told = job.ended("e")
-    assert (told.step, told.paused, told.paused_step, told.at_paused_step) == (step, True, step, True)
+    end = job.ended("e")
+    assert (end.step, end.paused, end.paused_step, end.at_paused_step) == (step, True, step, True)
     time.sleep(0.1)
     assert job.state.step == step, "it stands in save()"
     assert job.steps_on_disk() == [step]
@@ -758,8 +758,8 @@ def test_an_end_that_is_asked_for_during_a_save_comes_in_it(job: Job) -> None:
 
     thread = threading.Thread(target=save)
     thread.start()
-    told = job.ended("e")
-    assert (told.step, told.paused_step) == (step, step)
+    end = job.ended("e")
+    assert (end.step, end.paused_step) == (step, step)
     job.requests.mark_end_sent("e")
     thread.join(60)
     assert ended == [0]
@@ -847,10 +847,10 @@ def test_a_disk_that_holds_up_an_offer_holds_up_nothing_else(job: Job) -> None:
     step = job.step()
     try:
         assert uploads.is_offered.wait(60)
-        told = threading.Thread(target=lambda: job.of("e"), daemon=True)
-        told.start()
-        told.join(60)
-        assert not told.is_alive()
+        result = threading.Thread(target=lambda: job.of("e"), daemon=True)
+        result.start()
+        result.join(60)
+        assert not result.is_alive()
         assert (job.of("e").phase, job.of("e").step) == (Phase.COMMITTED, step)
         job.step()
     finally:

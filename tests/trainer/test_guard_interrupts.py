@@ -96,9 +96,9 @@ def test_an_interrupt_in_a_save_ends_that_save_alone() -> None:
             guard.requests.trigger(TriggerRequest(id=f"e{step}"))
             with pytest.raises(cut):
                 guard.step(step)
-            told = guard.requests.checkpoint(f"e{step}")
-            assert told is not None
-            assert (told.phase, cut.__name__ in told.error) == (Phase.FAILED, True)
+            answer = guard.requests.checkpoint(f"e{step}")
+            assert answer is not None
+            assert (answer.phase, cut.__name__ in answer.error) == (Phase.FAILED, True)
             assert (guard.requests.boundary, guard.requests.saving) == (None, False)
         guard.requests.trigger(TriggerRequest(id="e3"))
         guard.step(3)
@@ -175,10 +175,10 @@ def interrupted_at(number: int, after: After | None, root: Path | None) -> bool:
         assert not locked
         for name in ("early", "late") if after is not None else ("late",):
             until_s = time.perf_counter() + 60
-            while (told := requests.checkpoint(name, wait_s=1.0)) and told.phase not in ENDED:
-                assert time.perf_counter() < until_s, told
-            assert told is not None
-            assert told.phase is Phase.COMMITTED or (told.phase is Phase.FAILED and name == "early"), told
+            while (answer := requests.checkpoint(name, wait_s=1.0)) and answer.phase not in ENDED:
+                assert time.perf_counter() < until_s, answer
+            assert answer is not None
+            assert answer.phase is Phase.COMMITTED or (answer.phase is Phase.FAILED and name == "early"), answer
     return cut.is_done
 
 
@@ -227,8 +227,8 @@ def test_an_interrupt_of_one_of_two_ranks(number: int, after: After) -> None:
     def phase(name: str) -> Phase | None:
         if requests.paused_step is not None:
             requests.resume(wait_s=0)
-        told = requests.checkpoint(name, wait_s=0.01)
-        return None if told is None else told.phase
+        answer = requests.checkpoint(name, wait_s=0.01)
+        return None if answer is None else answer.phase
 
     for each in trainings:
         each.start()

@@ -321,8 +321,8 @@ def test_the_lease_of_one_process_is_not_renewed_by_another(folder: Path) -> Non
     """
     with Training(folder) as training:
         code = textwrap.dedent(poke).format(root=str(ROOT), socket=str(training.socket))
-        told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-        assert told.stdout.strip() == "200"
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+        assert ended.stdout.strip() == "200"
         until(lambda: not training.status()["paused"])
 
 

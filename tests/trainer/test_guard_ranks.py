@@ -236,13 +236,13 @@ def test_all_save_at_one_step_stand_there_and_go_on(folder: Path) -> None:
     world = World(folder, ["a", "a", "a"])
     for turn in range(3):
         world.trigger(0, f"e{turn}", After.PAUSE)
-        told = world.ended(0, f"e{turn}")
-        assert told.at_paused_step
-        assert [rank.done for rank in world.ranks] == [told.step] * 3
+        ending = world.ended(0, f"e{turn}")
+        assert ending.at_paused_step
+        assert [rank.done for rank in world.ranks] == [ending.step] * 3
         assert all(rank.guard.requests.status().paused for rank in world.ranks)
-        assert world.steps_on_disk()[0] == told.step
+        assert world.steps_on_disk()[0] == ending.step
         assert not world.ranks[0].guard.requests.resume().paused
-        world.until(lambda told=told: world.ranks[2].done > (told.step or 0))  # type: ignore[misc]
+        world.until(lambda given=ending: world.ranks[2].done > (given.step or 0))  # type: ignore[misc]
     world.end()
     assert {rank.final for rank in world.ranks} == {world.steps_on_disk()[0]}
     again = World(folder, ["a", "a", "a"])
@@ -271,10 +271,10 @@ def test_several_hosts_may_share_one_root(folder: Path) -> None:
     """A file system that all hosts see: one of them commits, and there is one checkpoint with all shards."""
     world = World(folder, ["a", "a", "b", "b"])
     world.trigger(2, "e", After.PAUSE)
-    told = world.ended(2, "e")
-    assert told.at_paused_step
-    assert world.steps_on_disk() == [told.step]
-    assert len(list(Path(told.path).glob("shard-*"))) == 4
+    ending = world.ended(2, "e")
+    assert ending.at_paused_step
+    assert world.steps_on_disk() == [ending.step]
+    assert len(list(Path(ending.path).glob("shard-*"))) == 4
     assert list((folder / "ck").glob(".here-*")) == []
     world.end()
 
@@ -285,9 +285,9 @@ def test_a_rank_that_cannot_tell_its_state_fails_it_for_all_and_keeps_the_last(f
     good = world.ended(0, "good").step
     world.ranks[1].fail_with = RuntimeError("no memory")
     world.trigger(0, "bad", After.PAUSE)
-    told = world.ended(0, "bad")
-    assert told.phase is Phase.FAILED
-    assert "rank 1: RuntimeError: no memory" in told.error
+    ending = world.ended(0, "bad")
+    assert ending.phase is Phase.FAILED
+    assert "rank 1: RuntimeError: no memory" in ending.error
     assert world.steps_on_disk() == [good]
     world.until(lambda: world.ranks[0].guard.requests.status().paused)
     world.ranks[1].fail_with = None
@@ -299,14 +299,14 @@ def test_a_rank_that_cannot_tell_its_state_fails_it_for_all_and_keeps_the_last(f
 def test_exit_ends_every_rank_after_it_is_durable(folder: Path) -> None:
     world = World(folder, ["a", "a"])
     world.trigger(0, "e", After.EXIT)
-    told = world.ended(0, "e")
-    assert told.durable
+    end = world.ended(0, "e")
+    assert end.durable
     world.ranks[0].guard.requests.mark_end_sent("e")
     for rank in world.ranks:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)
         assert rank.ended_by.code == 0
-    assert world.steps_on_disk() == [told.step]
+    assert world.steps_on_disk() == [end.step]
 
 
 def test_a_pause_and_its_lease_are_everybodys(folder: Path) -> None:
@@ -334,8 +334,8 @@ def test_each_host_releases_its_own_pause_alone(folder: Path) -> None:
     step = world.ended(0, "from-a").step
     assert world.ended(2, "from-b").step == step
     world.until(lambda: one.status().paused and other.status().hosts_holding == 2)
-    told = other.resume()
-    assert (told.paused, told.hosts_holding) == (True, 1)
+    result = other.resume()
+    assert (result.paused, result.hosts_holding) == (True, 1)
     assert other.resume().paused, "twice is as good as once"
     assert [rank.done for rank in world.ranks] == [step] * 3
     one.resume()
@@ -428,8 +428,8 @@ def test_a_rank_that_has_lost_the_others_says_so_at_its_endpoint() -> None:
     """Nobody can save there any more, until the job is started anew: an operator must see that before an outage."""
     requests = RequestQueue(job="llm", conduct=After.PAUSE, ranks=2, hosts=2)
     requests.others = Lost()
-    told = requests.trigger(TriggerRequest(id="e", after=After.PAUSE, lease_s=9.0))
-    assert (told.phase, told.error) == (Phase.FAILED, f"RanksError: {Lost.trouble}")
+    result = requests.trigger(TriggerRequest(id="e", after=After.PAUSE, lease_s=9.0))
+    assert (result.phase, result.error) == (Phase.FAILED, f"RanksError: {Lost.trouble}")
     for status in (requests.status(), requests.pause(lease_s=9.0), requests.resume()):
         assert (status.trouble, status.paused, status.lease_s) == (Lost.trouble, False, None)
 
@@ -458,8 +458,8 @@ def test_saves_of_all_ranks_leave_nothing_behind(folder: Path) -> None:
     sizes = []
     with ThreadPoolExecutor(2) as pool:
         for number in range(1, 5):
-            told = list(pool.map(save, range(2), [number] * 2))
-            assert told == [f"d{number}"] * 2
+            result = list(pool.map(save, range(2), [number] * 2))
+            assert result == [f"d{number}"] * 2
             sizes.append(len(memory))
     assert sizes[1:] == [sizes[0]] * 3
     assert opened == []
@@ -472,9 +472,9 @@ def test_the_others_do_not_wait_for_a_rank_that_was_cut_off(folder: Path, cut: B
     world.until(lambda: world.ranks[1].done > 1)  # at its first step it measures its state, and takes part in nothing
     world.ranks[1].fail_with = cut
     world.trigger(0, "e", After.CONTINUE)
-    told = world.ended(0, "e")
+    ending = world.ended(0, "e")
     name = type(cut).__name__
-    assert (told.phase, name in told.error) == (Phase.FAILED, True)
+    assert (ending.phase, name in ending.error) == (Phase.FAILED, True)
     if isinstance(cut, Exception):
         world.end()  # each of them saves for itself, and finds that the other cannot
         assert isinstance(world.ranks[1].ended_by, OSError)
@@ -494,8 +494,8 @@ def test_training_that_ends_before_a_checkpoint_began_calls_it_off(folder: Path)
     world.trigger(0, "e", After.CONTINUE)
     world.ranks[1].fail_with = KeyboardInterrupt()
     world.ranks[1].measured.set()
-    told = world.ended(0, "e")
-    assert (told.phase, told.error) == (Phase.ABORTED, "training has ended")
+    ending = world.ended(0, "e")
+    assert (ending.phase, ending.error) == (Phase.ABORTED, "training has ended")
     for rank in world.ranks:
         rank.join()
 
@@ -504,8 +504,8 @@ def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:
     world = World(folder, ["a", "a"])
     world.trigger(0, "e", After.PAUSE)
     world.ranks[0].guard.requests.cancel("e")
-    told = world.ended(0, "e")
-    assert told.phase in (Phase.ABORTED, Phase.COMMITTED)
+    ending = world.ended(0, "e")
+    assert ending.phase in (Phase.ABORTED, Phase.COMMITTED)
     world.until(lambda: not world.ranks[0].guard.requests.status().paused)
     before = world.ranks[1].done
     world.until(lambda: world.ranks[1].done > before + 3)
@@ -530,8 +530,8 @@ def test_an_emergency_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     """No boundary comes, and yet all save the step at which they stand; and go on with the evaluation."""
     world, step = evaluating(folder)
     world.trigger(1, "e", After.PAUSE)
-    told = world.ended(1, "e")
-    assert (told.durable, told.step) == (True, step)
+    ending = world.ended(1, "e")
+    assert (ending.durable, ending.step) == (True, step)
     world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     assert world.of(1, "e").at_paused_step
     world.trigger(0, "again", After.PAUSE)
@@ -570,8 +570,8 @@ def test_after_a_failure_in_an_evaluation_all_ranks_try_again(folder: Path) -> N
     assert "the disk of rank 1" in world.ended(0, "e").error
     disk.fails.clear()
     world.trigger(0, "again", After.PAUSE)
-    told = world.ended(0, "again")
-    assert (told.error, told.durable, told.step) == ("", True, step)
+    ending = world.ended(0, "again")
+    assert (ending.error, ending.durable, ending.step) == ("", True, step)
     world.ranks[0].guard.requests.resume()
     for rank in world.ranks:
         rank.evaluated.set()
@@ -583,8 +583,8 @@ def test_an_emergency_in_an_evaluation_of_what_was_just_saved(folder: Path) -> N
     world, step = evaluating(folder, saves=True)
     (saved,) = (path.name for path in world.roots[0].glob("step-*"))
     world.trigger(1, "e", After.PAUSE)
-    told = world.ended(1, "e")
-    assert (told.durable, told.step, Path(told.path).name) == (True, step, saved)
+    ending = world.ended(1, "e")
+    assert (ending.durable, ending.step, Path(ending.path).name) == (True, step, saved)
     world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     world.ranks[1].guard.requests.resume()
     for rank in world.ranks:
@@ -607,9 +607,9 @@ def test_an_emergency_at_the_step_from_which_all_ranks_were_rolled_back_is_writt
     world.ranks[0].guard.requests.resume()
     world.until(lambda: all(rank.evaluating.is_set() for rank in world.ranks))
     world.trigger(0, "again", After.CONTINUE)
-    told = world.ended(0, "again")
-    assert (told.phase, told.step) == (Phase.COMMITTED, newer)
-    assert Path(told.path).is_dir()
+    ending = world.ended(0, "again")
+    assert (ending.phase, ending.step) == (Phase.COMMITTED, newer)
+    assert Path(ending.path).is_dir()
     assert world.steps_on_disk() == [newer, older]
     for rank in world.ranks:
         rank.evaluated.set()
@@ -697,8 +697,8 @@ def test_a_pause_during_a_save_of_all_ranks_stands_at_its_step(folder: Path) -> 
     world.until(lambda: agreed(world))
     assert agreed(world) == step
     let_save(world)
-    told = world.ended(2, "e")
-    assert (told.step, told.paused_step, told.at_paused_step) == (step, step, True)
+    ending = world.ended(2, "e")
+    assert (ending.step, ending.paused_step, ending.at_paused_step) == (step, step, True)
     world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     assert [rank.done for rank in world.ranks] == [step] * 3
     assert set(world.steps_on_disk()) == {step}
@@ -729,8 +729,8 @@ def test_a_wish_during_a_save_that_fails_is_served_at_its_step(folder: Path) -> 
     world.until(lambda: agreed(world))
     world.ranks[1].fails_save = True
     let_save(world)
-    told = world.ended(0, "e")
-    assert (told.step, told.durable, told.at_paused_step) == (step, True, True)
+    ending = world.ended(0, "e")
+    assert (ending.step, ending.durable, ending.at_paused_step) == (step, True, True)
     assert world.steps_on_disk() == [step]
     assert [rank.failed_save for rank in world.ranks] == [None] * 3
     world.ranks[0].guard.requests.resume()
@@ -746,8 +746,8 @@ def test_a_wish_before_all_ranks_are_in_a_save_is_for_the_next_step(folder: Path
     world.trigger(0, "e", After.PAUSE)
     world.until(lambda: agreed(world))
     let_save(world)
-    told = world.ended(0, "e")
-    assert (told.step, told.at_paused_step) == (step + 1, True)
+    ending = world.ended(0, "e")
+    assert (ending.step, ending.at_paused_step) == (step + 1, True)
     assert [rank.done for rank in world.ranks] == [step + 1] * 3
     assert world.steps_on_disk() == [step + 1, step]
     world.end()
@@ -760,8 +760,8 @@ def test_a_save_in_the_place_of_a_step_is_a_boundary(folder: Path) -> None:
     world.until(lambda: agreed(world))
     assert agreed(world) == step
     let_save(world)
-    told = world.ended(0, "e")
-    assert (told.durable, told.step, told.at_paused_step) == (True, step, True)
+    ending = world.ended(0, "e")
+    assert (ending.durable, ending.step, ending.at_paused_step) == (True, step, True)
     world.end()
 
 
@@ -789,8 +789,8 @@ def test_a_save_at_different_steps_fails_on_all_ranks(folder: Path) -> None:
         rank.saves_at, rank.saves_as = later, later - rank.number
     world.ranks[0].guard.requests.resume()
     world.until(lambda: all(rank.failed_save for rank in world.ranks))
-    told = f"rank 0 called guard.save for step {later}, rank 1 for step {later - 1}"
-    assert all(str(rank.failed_save).startswith(told) for rank in world.ranks)
+    text = f"rank 0 called guard.save for step {later}, rank 1 for step {later - 1}"
+    assert all(str(rank.failed_save).startswith(text) for rank in world.ranks)
     assert world.steps_on_disk() == [step]
     world.end()
 
@@ -798,25 +798,25 @@ def test_a_save_at_different_steps_fails_on_all_ranks(folder: Path) -> None:
 def test_a_save_names_the_ranks_that_it_waits_for() -> None:
     """One that hangs, or whose script saves elsewhere: half an hour without a word would be a riddle."""
     memory, both = Memory(), threading.Barrier(2)
-    told: list[str] = []
+    found: list[str] = []
 
     def save(rank: int) -> str:
         ranks = MemoryRanks(memory, rank, 3)
         add = ranks.add
         if rank != 1:  # it has come, and waits for none before the other one has, too
             ranks.add = lambda key, amount: (add(key, amount), both.wait(60))[0]
-        return Collective(ranks, 1, 7, SharedParts(), 60.0, note_awaited=told.append, words_s=(0.05, 0.1)).token
+        return Collective(ranks, 1, 7, SharedParts(), 60.0, note_awaited=found.append, words_s=(0.05, 0.1)).token
 
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(save, rank) for rank in (0, 2)]
         until_s = time.perf_counter() + 60
-        while len(told) < 4:
+        while len(found) < 4:
             assert time.perf_counter() < until_s
             time.sleep(0.005)
-        assert all("s for rank 1 (does every rank save here, and is its process alive?)" in each for each in told)
+        assert all("s for rank 1 (does every rank save here, and is its process alive?)" in each for each in found)
         token = save(1)
         assert [each.result() for each in waiting] == [token] * 2
-    assert told[-3:] == [""] * 3
+    assert found[-3:] == [""] * 3
 
 
 def test_what_a_save_waits_for_shows_at_the_endpoint(folder: Path) -> None:

@@ -176,8 +176,8 @@ def test_training_goes_on_once_all_have_shown_that_they_are_there(folder: Path) 
     world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     world.until(lambda: (one.status().held_by, two.status().held_by) == ("b", "a"))
     assert [each.status().paused_for for each in (one, two, three)] == ["on_battery", "", ""]
-    told = one.resume()
-    assert (told.paused, told.held_by, told.paused_for) == (True, "b", "")
+    result = one.resume()
+    assert (result.paused, result.held_by, result.paused_for) == (True, "b", "")
     assert not two.resume(wait_s=30.0).paused
     world.until(lambda: three.status().held_by == "")
     before = world.ranks[2].done
@@ -202,25 +202,25 @@ def test_the_endpoint_answers_as_soon_as_a_host_has_left(folder: Path) -> None:
     """The daemon waits there: it reads why before the process ends."""
     requests = RequestQueue(job="llm", conduct=After.PAUSE, ranks=2, hosts=2)
     requests.others = Others(requests)  # type: ignore[assignment] # what these two calls need of it
-    told: list[TrainerStatus] = []
+    found: list[TrainerStatus] = []
 
     def listen() -> None:
         status = TrainerStatus.parse(ask(folder / "s", "GET", "/api/v1/status?wait=30")[2])
         assert isinstance(status, TrainerStatus)
-        told.append(status)
+        found.append(status)
 
     with Endpoint(requests, folder / "s"):
         listener = threading.Thread(target=listen)
         listener.start()
         with suppress(TimeoutError):
             listener.join(0.2)
-        assert told == []
+        assert found == []
         code, _, body = ask(folder / "s", "POST", "/api/v1/leave", LeaveRequest(because="its power fails").to_json())
         assert code == 200
         status = TrainerStatus.parse(body)
         assert isinstance(status, TrainerStatus)
         listener.join(25)
-        assert [one.ended_by for one in (*told, status)] == ["gpu2 has left the job: its power fails"] * 2
+        assert [one.ended_by for one in (*found, status)] == ["gpu2 has left the job: its power fails"] * 2
         with requests.changed:  # noted once the answer is sent
             assert requests.changed.wait_for(lambda: requests.departure_sent, timeout=25)
         assert ask(folder / "s", "POST", "/api/v1/leave", b"[]")[0] == 400

@@ -19,7 +19,7 @@ V1 = "11:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/"
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "expected"),
     [
         ({}, None),
         ({"meminfo": "MemFree: 1 kB\nMemAvailable:    2048 kB\n"}, 2048 * 1024),
@@ -61,12 +61,12 @@ V1 = "11:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/"
     ],
     ids=["none", "host", "odd", "no group", "no limit", "v2", "v2 cache", "v2 over", "v2 outer", "v1", "odd groups"],
 )
-def test_the_tightest_limit_counts(tmp_path: Path, files: dict[str, str], told: int | None) -> None:
+def test_the_tightest_limit_counts(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert available_bytes(tmp_path, tmp_path / "v2") == told
+    assert available_bytes(tmp_path, tmp_path / "v2") == expected
 
 
 def test_this_host_answers() -> None:
@@ -150,14 +150,14 @@ print(before, peak())
 def test_host_memory_holds_as_many_states_as_are_told(tmp_path: Path, snapshots: int) -> None:
     """Peak of resident memory over three saves, in a process of its own."""
     size = 200 << 20
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", PEAK, str(size), str(snapshots), tmp_path],
         check=True,
         capture_output=True,
         text=True,
         timeout=100,
     )
-    before, peak = map(int, told.stdout.split())
+    before, peak = map(int, ended.stdout.split())
     assert snapshots - 0.1 <= (peak - before) / size <= snapshots + 0.1
 
 

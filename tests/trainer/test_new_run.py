@@ -296,10 +296,10 @@ def test_an_emergency_at_a_step_that_was_overruled_is_written(tmp_path: Path) ->
     job.state[:] = (42).to_bytes(8, "little")
     job.guard.step(42)
     job.guard.close()
-    told = job.guard.requests.checkpoint("e")
-    assert told is not None
-    assert told.phase is Phase.COMMITTED
-    assert Path(told.path).is_dir()
+    answer = job.guard.requests.checkpoint("e")
+    assert answer is not None
+    assert answer.phase is Phase.COMMITTED
+    assert Path(answer.path).is_dir()
     assert resumed_at(tmp_path) == 42
 
 

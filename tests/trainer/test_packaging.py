@@ -56,8 +56,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def pip(python: Path, *words: str) -> None:
     argv = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
-    told = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def installed(python: Path) -> set[str]:
@@ -97,9 +97,9 @@ def test_it_installs_alone(wheels: dict[str, Path], tmp_path: Path) -> None:
     pip(python, "install", str(wheel))
     assert installed(python) - before == {"powerguard-trainer", "xxhash"}
 
-    told = ran(python, "-c", IMPORTED)
-    assert told.returncode == 0, told.stderr
-    took_s, *modules = told.stdout.split()
+    result = ran(python, "-c", IMPORTED)
+    assert result.returncode == 0, result.stderr
+    took_s, *modules = result.stdout.split()
     assert float(took_s) <= 0.080
     assert set(modules).isdisjoint({*DAEMONS, "numpy", "torch"})
     assert ran(python, "-c", "import powerguard.cli").returncode != 0

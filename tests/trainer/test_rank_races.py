@@ -252,9 +252,9 @@ def _resident_bytes(least_bytes: int) -> int:
     """Memory of the mappings that are at least so large: what else this process holds, others take and give back."""
     held = 0
     for mapping in Path("/proc/self/smaps").read_text(encoding="utf-8").split("VmFlags:"):
-        told = dict(line.split(":", 1) for line in mapping.splitlines() if line.endswith(" kB"))
-        if told and int(told["Size"].split()[0]) << 10 >= least_bytes:
-            held += int(told["Rss"].split()[0]) << 10
+        output = dict(line.split(":", 1) for line in mapping.splitlines() if line.endswith(" kB"))
+        if output and int(output["Size"].split()[0]) << 10 >= least_bytes:
+            held += int(output["Rss"].split()[0]) << 10
     return held
 
 

@@ -11,11 +11,11 @@ ONE, TWO = ["a", "a", "a"], ["a", "a", "b"]
 
 
 def held(folder: Path, hosts: list[str], seed: int, seconds: float) -> None:
-    told = storm(folder, seed, seconds, hosts)
-    assert judged(folder, told, hosts, seed) == []
-    assert told["committed"] > 0
-    assert len(told["ranks"]) == len(hosts)
-    assert {each["final"] for each in told["ranks"]} == {told["ranks"][0]["final"]}
+    result = storm(folder, seed, seconds, hosts)
+    assert judged(folder, result, hosts, seed) == []
+    assert result["committed"] > 0
+    assert len(result["ranks"]) == len(hosts)
+    assert {each["final"] for each in result["ranks"]} == {result["ranks"][0]["final"]}
 
 
 def test_a_short_storm() -> None:
@@ -38,6 +38,6 @@ def test_storms_that_are_cut_short(seed: int) -> None:
     """Ranks are killed in the midst of it, three times over; nothing that was told to be durable is lost."""
     with short_folder() as folder:
         for turn in range(3):
-            told = storm(folder, seed + turn, 4.0, ONE, kill=True)
-            assert judged(folder, told, ONE, seed) == []
+            result = storm(folder, seed + turn, 4.0, ONE, kill=True)
+            assert judged(folder, result, ONE, seed) == []
         held(folder, ONE, seed, 2.0)

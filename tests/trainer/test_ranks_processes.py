@@ -52,15 +52,15 @@ class Processes:
         for pipe in wait([pipe for pipe in self.pipes if not pipe.closed], timeout_s):
             assert isinstance(pipe, Connection)
             try:
-                told: dict[str, Any] = pipe.recv()
+                result: dict[str, Any] = pipe.recv()
             except (EOFError, ConnectionResetError):
                 pipe.close()
                 continue
-            self.said.append(told)
-            if "answer" in told:
-                key = told["answer"], told["rank"]
-                assert self.answers.get(key, told) == told, "a rank took its word back"
-                self.answers[key] = told
+            self.said.append(result)
+            if "answer" in result:
+                key = result["answer"], result["rank"]
+                assert self.answers.get(key, result) == result, "a rank took its word back"
+                self.answers[key] = result
 
     def until(self, true: Callable[[], object], timeout_s: float = 60.0) -> None:
         until_s = time.perf_counter() + timeout_s
@@ -69,13 +69,13 @@ class Processes:
             self.hear(0.05)
 
     def until_ready(self) -> None:
-        self.until(lambda: sum("ready" in told for told in self.said) == self.size)
+        self.until(lambda: sum("ready" in each for each in self.said) == self.size)
 
     def resume(self, rank: int) -> None:
         """Let all go on, told by this rank; one that comes after a checkpoint was asked for would call it off."""
-        before = sum("resumed" in told for told in self.said)
+        before = sum("resumed" in each for each in self.said)
         self.tell(rank, resume=1)
-        self.until(lambda: sum("resumed" in told for told in self.said) > before)
+        self.until(lambda: sum("resumed" in each for each in self.said) > before)
 
     def answered(self, number: int, ranks: list[int]) -> list[dict[str, Any]]:
         """Wait for these ranks' answers on a generation."""
@@ -202,11 +202,11 @@ def test_the_store_killed_with_rank_0(tmp_path: Path) -> None:
         it.resume(1)
         it.tell(2, open=request("b"))
         it.processes[0].kill()
-        it.until(lambda: any("opened" in told or "refused" in told for told in it.said if told["rank"] == 2))
-        if any(told.get("opened") == 2 for told in it.said):
+        it.until(lambda: any("opened" in each or "refused" in each for each in it.said if each["rank"] == 2))
+        if any(each.get("opened") == 2 for each in it.said):
             assert not any(answer["ok"] and answer["step"] not in it.manifests() for answer in it.answered(2, [1, 2]))
         until_s = time.perf_counter() + 60
-        while not any("lost the others" in str(told.get("refused")) for told in it.said):
+        while not any("lost the others" in str(each.get("refused")) for each in it.said):
             assert time.perf_counter() < until_s, it.said[-5:]
             it.tell(1, open=request("c"))
             time.sleep(0.2)
@@ -231,8 +231,8 @@ def test_a_child_of_fork_says_nothing_when_it_ends(tmp_path: Path) -> None:
     """A data loader's worker inherits the connection; its end is not the training's. The parent closes at its exit."""
     quiet = "ignore:This process:DeprecationWarning"  # of fork beside threads, from Python 3.12 on
     run = [sys.executable, "-W", quiet, "-c", FORKS, str(tmp_path)]
-    told = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
-    assert (told.returncode, told.stdout, told.stderr) == (0, "1 False\n", "")
+    ended = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1 False\n", "")
 
 
 def test_nothing_of_the_agreement_loads_torch(tmp_path: Path) -> None:
@@ -241,5 +241,5 @@ def test_nothing_of_the_agreement_loads_torch(tmp_path: Path) -> None:
         "import sys; import powerguard.trainer.ranks.agreement, powerguard.trainer.ranks;"
         "print(sorted(name for name in sys.modules if name.split('.')[0] in {'torch', 'numpy', 'xxhash', 'aiohttp'}))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"

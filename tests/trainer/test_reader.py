@@ -41,17 +41,17 @@ def test_it_comes_back(store: Store, threads: int) -> None:
     large = random.Random(threads).randbytes(1000 * CHUNK - 100)
     save(store, 1, [Buffer("a", large), Buffer.json("b", [1, 2])])
     found = store.found()[0]
-    told: list[tuple[int, int | None]] = []
+    listed: list[tuple[int, int | None]] = []
     items = read_shard(
         Path(found.path),
         found.shard(0),
         threads=threads,
-        progress=lambda done, of: told.append((done, of)),
+        progress=lambda done, of: listed.append((done, of)),
     )
     assert items["a"].data == large
     assert items["b"].value() == [1, 2]
-    assert max(told) == (1000 * CHUNK, 1000 * CHUNK)
-    assert len(told) == 1000
+    assert max(listed) == (1000 * CHUNK, 1000 * CHUNK)
+    assert len(listed) == 1000
 
 
 def test_it_is_read_into_memory_that_is_there(found: Found, store: Store) -> None:

@@ -335,8 +335,8 @@ def test_a_root_that_cannot_be_listed_is_no_empty_one_on_any_rank(root: Path) ->
 
 def test_a_checkpoint_of_another_job_is_refused(root: Path) -> None:
     save(root, 7, job="vision")
-    told = rf"^{root}/step-0+7-\w+: .*'vision', not to 'llm' \(.*a renamed job goes on under its old name"
-    with pytest.raises(ResumeError, match=told):
+    result = rf"^{root}/step-0+7-\w+: .*'vision', not to 'llm' \(.*a renamed job goes on under its old name"
+    with pytest.raises(ResumeError, match=result):
         resumed(root)
 
 
@@ -365,10 +365,10 @@ def test_all_ranks_go_on_to_the_next_when_one_cannot_read(root: Path) -> None:
     save(root, 6, ranks=3, mib=9)
     saved = save(root, 7, ranks=3, mib=9)
     flip(Path(saved.path, "shard-00002"), 5)
-    told = all_ranks([root] * 3, ["a"] * 3)
-    assert [each.step for each in told] == [6, 6, 6]
-    assert [bytes(each.items["state"].data) for each in told] == [state(6, rank, 9) for rank in range(3)]
-    assert all("step 7: rank 2" in each.refused[0] for each in told)
+    result = all_ranks([root] * 3, ["a"] * 3)
+    assert [each.step for each in result] == [6, 6, 6]
+    assert [bytes(each.items["state"].data) for each in result] == [state(6, rank, 9) for rank in range(3)]
+    assert all("step 7: rank 2" in each.refused[0] for each in result)
     assert len(list(root.glob("bad-*"))) == 1
 
 
@@ -378,9 +378,9 @@ def test_hosts_with_disks_of_their_own_take_what_both_have(tmp_path: Path) -> No
     save({0: a, 1: b}, 6, ranks=2, mib=9)
     newest = save({0: a, 1: b}, 7, ranks=2, mib=9)
     shutil.rmtree(b / Path(newest.path).name)
-    told = all_ranks([a, b], ["a", "b"])
-    assert [(each.step, each.local) for each in told] == [(6, True), (6, True)]
-    assert [bytes(each.items["state"].data) for each in told] == [state(6, 0, 9), state(6, 1, 9)]
+    result = all_ranks([a, b], ["a", "b"])
+    assert [(each.step, each.local) for each in result] == [(6, True), (6, True)]
+    assert [bytes(each.items["state"].data) for each in result] == [state(6, 0, 9), state(6, 1, 9)]
     assert Path(newest.path).exists()  # nothing is wrong with it
 
 
@@ -393,10 +393,10 @@ def test_a_host_that_lost_its_disk_takes_its_shard_from_the_nas(tmp_path: Path, 
     assert nas_tier(nas).found() == []
     assert upload(SavedCheckpoint(**{**vars_of(saved), "path": str(b / name)}), nas)
     shutil.rmtree(b)
-    told = all_ranks([a, b], ["a", "b"], lambda: nas_tier(nas))
-    assert [(each.step, each.tiers) for each in told] == [(7, ("local",)), (7, ("path",))]
-    assert not any(each.local for each in told), "what lies beside a rank's own shard was not all read"
-    assert bytes(told[1].items["state"].data) == state(7, 1, 9)
+    result = all_ranks([a, b], ["a", "b"], lambda: nas_tier(nas))
+    assert [(each.step, each.tiers) for each in result] == [(7, ("local",)), (7, ("path",))]
+    assert not any(each.local for each in result), "what lies beside a rank's own shard was not all read"
+    assert bytes(result[1].items["state"].data) == state(7, 1, 9)
 
 
 def vars_of(saved: SavedCheckpoint) -> Mapping[str, object]:
@@ -476,9 +476,9 @@ def test_a_rank_that_runs_out_of_memory_keeps_nobody_waiting(root: Path, broken:
         return ""
 
     with ThreadPoolExecutor(2) as pool:
-        told = list(pool.map(start, range(2)))
-    assert told[broken] == "MemoryError()"
-    assert f"rank {broken} could not resume: MemoryError" in told[1 - broken]
+        result = list(pool.map(start, range(2)))
+    assert result[broken] == "MemoryError()"
+    assert f"rank {broken} could not resume: MemoryError" in result[1 - broken]
     assert len(list(root.glob("step-*"))) == 1
 
 

@@ -49,11 +49,11 @@ def found_in(folder: Path, *, direct: bool = True) -> list[tuple[str, str, int |
 
 
 def test_a_sealed_folder_verifies(folder: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    sealed = seal(folder, progress=lambda done, total: told.append((done, total)))
+    found: list[tuple[int, int | None]] = []
+    sealed = seal(folder, progress=lambda done, total: found.append((done, total)))
     assert sealed.is_new
     assert (sealed.seal.step, len(sealed.seal.files), sealed.seal.size_bytes) == (1200, 4, 36 * MIB + 22)
-    assert told[-1] == (36 * MIB + 22, 36 * MIB + 22)
+    assert found[-1] == (36 * MIB + 22, 36 * MIB + 22)
     verdict = verify(folder)
     assert (verdict.is_whole, verdict.read_bytes, verdict.seal) == (True, 36 * MIB + 22, sealed.seal)
     assert verify(folder, direct=False).is_whole

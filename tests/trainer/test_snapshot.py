@@ -69,10 +69,10 @@ def test_the_layout_is_known_before_it_is_taken() -> None:
 
 
 def test_progress_is_told() -> None:
-    told: list[tuple[int, int | None]] = []
+    found: list[tuple[int, int | None]] = []
     with Snapshot() as snapshot:
-        snapshot.take([Buffer("a", bytes(100)), Buffer("b", bytes(100))], lambda done, of: told.append((done, of)))
-    assert told == [(100, 4096), (212, 4096)]
+        snapshot.take([Buffer("a", bytes(100)), Buffer("b", bytes(100))], lambda done, of: found.append((done, of)))
+    assert found == [(100, 4096), (212, 4096)]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ class Pair(ctypes.Structure):
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (memoryview(bytes(8))[::2], "x: is not C-contiguous"),
         ((ctypes.c_float.__ctype_be__ * 2)(), "x: an array of >f cannot be restored: it is big-endian"),
@@ -147,11 +147,11 @@ class Pair(ctypes.Structure):
     ],
     ids=["strided", "big-endian", "records", "text", "long double"],
 )
-def test_a_buffer_that_could_not_be_restored_is_named_when_it_is_measured(data: object, told: str) -> None:
+def test_a_buffer_that_could_not_be_restored_is_named_when_it_is_measured(data: object, expected: str) -> None:
     """At the first step, not at the first resume after an outage."""
     with pytest.raises(TypeError) as caught:
         laid_out(Parts(lambda: {"x": data}, lambda _: None).items())
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)
 
 
 def test_a_strided_buffer_of_one_s_own_is_named() -> None:

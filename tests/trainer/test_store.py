@@ -89,11 +89,11 @@ def test_a_name_is_never_used_twice(store: Store) -> None:
 
 
 def test_progress_is_told_in_bytes_that_are_on_the_disk(store: Store) -> None:
-    told: list[tuple[int, int | None]] = []
+    found: list[tuple[int, int | None]] = []
     with Snapshot() as snapshot:
         layout = snapshot.take(items(1))
-        store.write_shard(store.name(1, "00000000"), 0, snapshot, layout, lambda done, of: told.append((done, of)))
-    assert told == [(PAGE * n, 3 * PAGE) for n in (1, 2, 3)]
+        store.write_shard(store.name(1, "00000000"), 0, snapshot, layout, lambda done, of: found.append((done, of)))
+    assert found == [(PAGE * n, 3 * PAGE) for n in (1, 2, 3)]
 
 
 def test_two_ranks_share_a_root(root: Path) -> None:
@@ -151,7 +151,7 @@ def test_only_what_is_whole_can_be_committed(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("", "item '' of 1 bytes"),
         ("two\nlines", r"an item's name is 'two\\nlines', not a short text"),
@@ -159,9 +159,9 @@ def test_only_what_is_whole_can_be_committed(store: Store) -> None:
         ("again", "shard-00000 has two items of one name"),
     ],
 )
-def test_what_could_not_be_read_again_is_not_committed(store: Store, name: str, told: str) -> None:
+def test_what_could_not_be_read_again_is_not_committed(store: Store, name: str, expected: str) -> None:
     """A name that the reader refuses is found at the first save, not after the outage."""
-    with pytest.raises(ManifestError, match=told):
+    with pytest.raises(ManifestError, match=expected):
         save(store, 1, [Buffer("again", b"1"), Buffer(name, b"2")])
     assert store.found() == store.refused() == []
 
@@ -557,8 +557,8 @@ def test_slots_lead_nowhere_else(store: Store, root: Path, tmp_path: Path) -> No
 
 
 def test_a_disk_too_full_for_slots_says_so(store: Store) -> None:
-    told = r"takes 45486\d\d\.\d GB, for 2 kept .* and 2 slots .* of 11371\d\d\.\d GB; there are .*no room \(free "
-    with pytest.raises(StoreError, match=rf"^{store.root}: {told}"):
+    result = r"takes 45486\d\d\.\d GB, for 2 kept .* and 2 slots .* of 11371\d\d\.\d GB; there are .*no room \(free "
+    with pytest.raises(StoreError, match=rf"^{store.root}: {result}"):
         store.prepare(1 << 50)
 
 

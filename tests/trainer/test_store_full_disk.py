@@ -182,10 +182,10 @@ def test_a_disk_that_becomes_read_only_in_mid_run(tmp_path: Path) -> None:
             guard.requests.trigger(TriggerRequest(id="e", reason=Reason.ON_BATTERY, after=After.CONTINUE))
             guard.step(2)
             until(lambda: guard.requests.results[Phase.FAILED])
-            told = guard.requests.checkpoint("e")
-            assert told is not None
-            assert told.error.startswith("OSError: [Errno 30] Read-only file system: '")
-            assert str(disk / "ck") in told.error
+            answer = guard.requests.checkpoint("e")
+            assert answer is not None
+            assert answer.error.startswith("OSError: [Errno 30] Read-only file system: '")
+            assert str(disk / "ck") in answer.error
             guard.step(3)
             assert guard.restore() == 1
         assert newest_in(disk / "ck") == good

@@ -39,9 +39,9 @@ def following(root: Path, *, hosts: int = 1) -> Store:
     return Store(root, job="test", rank=1, ranks=2, hosts=hosts, leader=False, chunk_bytes=PAGE)
 
 
-def write(store: Store, name: str, step: int, told: Progress | None = None, *, urgent: bool = False) -> Shard:
+def write(store: Store, name: str, step: int, given: Progress | None = None, *, urgent: bool = False) -> Shard:
     with Snapshot() as snapshot:
-        return store.write_shard(name, store.rank, snapshot, snapshot.take(items(step)), told, urgent=urgent)
+        return store.write_shard(name, store.rank, snapshot, snapshot.take(items(step)), given, urgent=urgent)
 
 
 def both(leader: Store, other: Store, step: int, token: str) -> None:
@@ -103,24 +103,24 @@ class Refusing(Disk):
 
 def test_who_fails_first_is_who_is_named(tmp_path: Path) -> None:
     """The others find its folder gone: they must not be the first to tell of a failure, for they know no reason."""
-    told: list[bool] = []
+    found: list[bool] = []
 
-    class Told(SingleProcess):
+    class OtherRanks(SingleProcess):
         """The other ranks, as they hear that one has failed."""
 
         def failed(self, error: Exception) -> None:
             """Look whether its folder is there still."""
             assert isinstance(error, OSError)
-            told.append(any(tmp_path.glob("step-*")))
+            found.append(any(tmp_path.glob("step-*")))
 
     state = Parts(lambda: {"a": b"x" * SIZE}, lambda _items: None)
     with closing(StoreCheckpointer(state, Store(tmp_path, job="test", disk=Refusing()))) as stored:
         taken = stored.take(1, 0)
         assert isinstance(taken, Taken)
-        order = Order(reason="test", urgent=True, cancel=threading.Event(), others=Told())
+        order = Order(reason="test", urgent=True, cancel=threading.Event(), others=OtherRanks())
         with pytest.raises(OSError, match="Remote I/O error"):
             stored.write(taken, lambda *_: None, order)
-    assert told == [True]
+    assert found == [True]
     assert not any(tmp_path.glob("step-*"))
 
 

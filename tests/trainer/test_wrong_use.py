@@ -57,7 +57,7 @@ def test_what_cannot_be_kept_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"job": ""}, r"^job='': must be the training's name"),
         ({"job": None}, r"^job=None: must be"),
@@ -78,9 +78,9 @@ def test_what_cannot_be_kept_is_named() -> None:
     ],
 )
 def test_an_option_that_would_fail_at_a_step_is_refused_at_once(
-    tmp_path: Path, options: dict[str, Any], told: str
+    tmp_path: Path, options: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=expected):
         Guard(
             **{"state": Parts(dict, lambda _: None), "root": tmp_path / "root", "job": "a", "socket": None, **options}
         )
@@ -136,8 +136,8 @@ def test_a_step_that_an_earlier_epoch_had_too_is_saved_again(tmp_path: Path, cap
             guard.step(6)
             guard.requests.trigger(TriggerRequest(id=f"e{epoch}"))
             guard.step(7)
-            while (told := guard.requests.checkpoint(f"e{epoch}", wait_s=30)) is not None and not told.durable:
-                assert told.phase not in ENDED
+            while (answer := guard.requests.checkpoint(f"e{epoch}", wait_s=30)) is not None and not answer.durable:
+                assert answer.phase not in ENDED
             with Store(tmp_path / "root", job="a", leader=False) as store:
                 newest = max(store.found(), key=lambda found: committed_ms(found.manifest.created))
                 assert bytes(read(newest, 0)["w"].data) == state
@@ -184,7 +184,7 @@ def test_a_state_of_odd_sizes_is_told_at_its_first_step_and_costs_nothing(
     items: list[Odd] = []
     state = Parts(dict, lambda _: None)
     state.items = lambda: items  # type: ignore[assignment,method-assign,return-value]
-    for odd, told in (
+    for odd, each in (
         ({"size_bytes": float("nan")}, "w: nan bytes in the shape (10,) do not describe a buffer"),
         ({"size_bytes": -4}, "w: -4 bytes in the shape"),
         ({"shape": (float("nan"),)}, "w: 10 bytes in the shape (nan,)"),
@@ -195,10 +195,10 @@ def test_a_state_of_odd_sizes_is_told_at_its_first_step_and_costs_nothing(
             good = guard.save(guard.restore() + 1)
             items[:] = [Odd(**odd)]
             guard.step(good.step + 1)
-            assert f"measuring the state failed: {'Store' if 'w:' in told else 'Manifest'}Error: {told}" in caplog.text
+            assert f"measuring the state failed: {'Store' if 'w:' in each else 'Manifest'}Error: {each}" in caplog.text
             with pytest.raises(StoreError) as caught:
                 guard.save(Index(good.step + 1))  # type: ignore[arg-type]
-            assert told in str(caught.value)
+            assert each in str(caught.value)
             assert newest_in(tmp_path / "root") == good
             with pytest.raises(TypeError, match=r"^step is 1\.5: must be a whole number"):
                 guard.step(1.5)  # type: ignore[arg-type]
@@ -234,8 +234,8 @@ def test_failures_are_heard_where_no_logging_is_set_up() -> None:
         "import logging, powerguard.trainer.guard\n"
         "logging.getLogger('powerguard.trainer').warning('checkpoint of step 7 failed')\n"
     )
-    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
-    assert told.stderr == "checkpoint of step 7 failed\n"
+    ended = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    assert ended.stderr == "checkpoint of step 7 failed\n"
 
 
 def test_a_log_handler_that_raises_costs_nothing_but_its_line(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def connect(pid: int) -> None:
 
 
 async def play(pid: int, heard: "asyncio.Queue[NetworkSeen]") -> None:
-    async def told(what: str) -> None:
+    async def print_next(what: str) -> None:
         async with asyncio.timeout(20):
             seen = await heard.get()
         print(f"{what}: {seen.part} {'up' if seen.up else 'gone'}", flush=True)
@@ -66,22 +66,22 @@ async def play(pid: int, heard: "asyncio.Queue[NetworkSeen]") -> None:
                 out.sendto(b"", ("10.77.9.9", 9))
                 await asyncio.sleep(0.05)
 
-    await told("at first")
+    await print_next("at first")
     poking = asyncio.create_task(poke())
-    await told("somebody is polled")
+    await print_next("somebody is polled")
     there(pid, "link", "set", "far", "arp", "off")
-    await told("the gateway dies")
+    await print_next("the gateway dies")
     there(pid, "link", "set", "far", "arp", "on")
-    await told("it lives again")
+    await print_next("it lives again")
     poking.cancel()
     await asyncio.wait([poking])
     there(pid, "link", "set", "far", "down")
-    await told("the cable is pulled")
+    await print_next("the cable is pulled")
     there(pid, "link", "set", "far", "up")
-    await told("and put back")
+    await print_next("and put back")
     ip("link", "set", "near", "down")
     ip("link", "set", "near", "up")
-    await told("somebody takes it down and up")
+    await print_next("somebody takes it down and up")
 
 
 async def watch(pid: int) -> None:

@@ -34,10 +34,10 @@ async def until_lost(source: Source) -> SourceFailed:
     heard: asyncio.Queue[Reading | SourceFailed] = asyncio.Queue()
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         polling = group.create_task(source.run(heard.put_nowait))
-        while not isinstance(told := await heard.get(), SourceFailed) or not told.lost:
+        while not isinstance(event := await heard.get(), SourceFailed) or not event.lost:
             source.poll_now()
         polling.cancel()
-    return told
+    return event
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -54,14 +54,14 @@ def test_a_name_service_that_hangs_is_asked_once(kind: str) -> None:
 def test_many_names_that_hang_leave_threads_to_other_work() -> None:
     """A sentinel whose BMCs have names could write no intent down while their name service was gone."""
 
-    async def told() -> None:
+    async def look_up() -> None:
         names = [Resolver(f"bmc-{number}.example", OSError) for number in range(40)]
         await asyncio.gather(*(each.addresses(0.01) for each in names), return_exceptions=True)
         for each in names:
             each.close()
 
     with asyncio.Runner(loop_factory=Loop) as runner:
-        runner.run(told())
+        runner.run(look_up())
         loop = runner.get_loop()
     assert isinstance(loop, Loop)
     assert loop.asked == LOOK_UPS_AT_ONCE
@@ -72,24 +72,24 @@ def test_the_old_addresses_serve_while_the_name_service_hangs() -> None:
     v4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))
     v6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 3))
 
-    async def told(loop: Loop, found: list[Any] | None) -> list[str]:
+    async def result(loop: Loop, found: list[Any] | None) -> list[str]:
         loop.found = found
         return list(await resolver.addresses(0.01))
 
     with asyncio.Runner(loop_factory=Loop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, Loop)
-        assert runner.run(told(loop, [v6, v4])) == ["192.0.2.1", "fe80::1%3"]
-        assert runner.run(told(loop, None)) == ["192.0.2.1", "fe80::1%3"]
+        assert runner.run(result(loop, [v6, v4])) == ["192.0.2.1", "fe80::1%3"]
+        assert runner.run(result(loop, None)) == ["192.0.2.1", "fe80::1%3"]
         resolver.close()
-        assert runner.run(told(loop, [v4])) == ["192.0.2.1"]
+        assert runner.run(result(loop, [v4])) == ["192.0.2.1"]
 
 
 def test_the_old_addresses_serve_in_the_time_of_an_answer_on_battery() -> None:
     """A card that misses one poll is looked up again, in an outage that has taken the name service: 0.8 s for all."""
     resolver = Resolver(HOST, OSError)
 
-    async def told(loop: Loop) -> list[str]:
+    async def outcome(loop: Loop) -> list[str]:
         loop.found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
         await resolver.addresses()
         loop.found = None
@@ -99,13 +99,13 @@ def test_the_old_addresses_serve_in_the_time_of_an_answer_on_battery() -> None:
     with asyncio.Runner(loop_factory=Loop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, Loop)
-        assert runner.run(told(loop)) == ["192.0.2.1"]
+        assert runner.run(outcome(loop)) == ["192.0.2.1"]
 
 
 def test_an_order_knows_the_address_that_its_source_has_found() -> None:
     """Each order opens a connection of its own; the name service may be gone by then."""
 
-    async def told(loop: Loop) -> list[str]:
+    async def answer(loop: Loop) -> list[str]:
         loop.found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
         await Resolver(HOST, OSError).addresses()
         loop.found = None
@@ -118,4 +118,4 @@ def test_an_order_knows_the_address_that_its_source_has_found() -> None:
     with asyncio.Runner(loop_factory=Loop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, Loop)
-        assert runner.run(told(loop)) == ["192.0.2.1"]
+        assert runner.run(answer(loop)) == ["192.0.2.1"]

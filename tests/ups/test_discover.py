@@ -298,11 +298,11 @@ async def test_one_ups_by_its_card_upsd_and_apcupsd(tmp_path: Path) -> None:
     """The real programs: the model stands in place of sysDescr, and the serial number makes three sources one UPS."""
     values = {oid: answer for oid, answer in walk("apc").items() if not oid.startswith("1.3.6.1.2.1.1.")}
     values |= {"1.3.6.1.4.1.318.1.1.1.1.1.1.0": b"Smart-UPS X 750", "1.3.6.1.4.1.318.1.1.1.1.2.3.0": b"AS0833001234"}
-    told = {"ups.mfr": "APC", "ups.model": "Smart-UPS X 750", "ups.serial": "AS0833001234", "ups.status": "OL"}
+    given = {"ups.mfr": "APC", "ups.model": "Smart-UPS X 750", "ups.serial": "AS0833001234", "ups.status": "OL"}
     community = {"community": secret(tmp_path, "c", COMMUNITY).model_dump(exclude_none=True)}
     async with (
         snmpd(values, ticks=frozenset({"1.3.6.1.4.1.318.1.1.1.2.2.3.0"})) as card,
-        upsd("rack-a", values=told) as nut,
+        upsd("rack-a", values=given) as nut,
     ):
         with scripts() as made:
             place = f"127.0.0.1:{card.port}:APC_NOTRAP:{COMMUNITY}"
@@ -402,8 +402,8 @@ def _upsd(rows: list[str], variables: list[str]) -> Talk:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := (await reader.readline()).decode("utf-8", "replace").strip():
             of = line.removeprefix("LIST ")
-            told = rows if of == "UPS" else [f"{of} {one}" for one in variables]
-            writer.write("\n".join([f"BEGIN LIST {of}", *told, f"END LIST {of}", ""]).encode())
+            result = rows if of == "UPS" else [f"{of} {one}" for one in variables]
+            writer.write("\n".join([f"BEGIN LIST {of}", *result, f"END LIST {of}", ""]).encode())
             await writer.drain()
 
     return talk

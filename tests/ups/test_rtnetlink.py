@@ -41,8 +41,8 @@ def _neighbour(state: int, address: str, cache: bytes = b"") -> bytes:
 
 
 def _one(datagram: bytes) -> Answer:
-    ((_, told),) = parse(datagram)
-    return told
+    ((_, result),) = parse(datagram)
+    return result
 
 
 def _answer(question: bytes) -> list[Answer]:
@@ -50,7 +50,7 @@ def _answer(question: bytes) -> list[Answer]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         netlink.settimeout(60)
         netlink.send(question)
-        return [told for sequence, told in parse(netlink.recv(MAX_DATAGRAM)) if sequence == 7]
+        return [each for sequence, each in parse(netlink.recv(MAX_DATAGRAM)) if sequence == 7]
 
 
 def test_the_kernel_answers_what_is_asked() -> None:
@@ -77,9 +77,9 @@ def test_a_link_says_who_wanted_it(flags: int, wanted: bool, carrier: bool) -> N
 def test_a_neighbour_says_when_it_was_last_heard() -> None:
     """In hundredths of a second, first of four numbers."""
     cache = struct.pack("=IIII", 4200, 1, 2, 3)
-    told = _one(_neighbour(0x20, "10.0.0.1", cache))
+    result = _one(_neighbour(0x20, "10.0.0.1", cache))
     address = ipaddress.ip_address("10.0.0.1")
-    assert told == Neighbour(index=3, address=address, reachable=False, failed=True, silent_s=42.0)
+    assert result == Neighbour(index=3, address=address, reachable=False, failed=True, silent_s=42.0)
     quiet = _one(_neighbour(0x02, "fe80::1"))
     assert quiet == Neighbour(index=3, address=ipaddress.ip_address("fe80::1"), reachable=True, failed=False)
 
@@ -105,7 +105,7 @@ def test_a_way_names_its_link_and_its_gateway() -> None:
 def test_several_messages_in_one_datagram() -> None:
     """They are aligned to four bytes; one that claims more than there is ends it."""
     both = _link(3, "eth0", 0x10001) + _link(4, "longer-name", 0x1)
-    assert [told.name for _, told in parse(both) if isinstance(told, Link)] == ["eth0", "longer-name"]
+    assert [each.name for _, each in parse(both) if isinstance(each, Link)] == ["eth0", "longer-name"]
     assert len(list(parse(both[:-1]))) == 1
     assert list(parse(b"")) == []
     assert list(parse(_message(2, struct.pack("=i", 0), 5))) == [], "an acknowledgement"

@@ -86,8 +86,8 @@ def _with_what_they_need(names: Iterable[str], tree: Path) -> list[Path]:
     found: dict[str, Path] = {}
 
     def add(name: str) -> None:
-        told = re.search(rb"\0depends=([^\0]*)\0", files[name].read_bytes())
-        for needed in told[1].decode().replace("-", "_").split(",") if told else ():
+        match = re.search(rb"\0depends=([^\0]*)\0", files[name].read_bytes())
+        for needed in match[1].decode().replace("-", "_").split(",") if match else ():
             if needed and needed not in found:
                 add(needed)
         found[name] = files[name]
@@ -147,9 +147,9 @@ def _cpio(entries: Iterable[_Entry]) -> Iterator[bytes]:
             if str(folder) not in made:
                 made.add(str(folder))
                 yield _member(str(folder), 0o040755, b"", 0)
-        told = path.lstat()
+        status = path.lstat()
         data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
-        yield _member(name, told.st_mode, data, int(told.st_mtime))
+        yield _member(name, status.st_mode, data, int(status.st_mtime))
     yield _member("TRAILER!!!", 0, b"", 0)
 
 

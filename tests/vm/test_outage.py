@@ -63,7 +63,7 @@ class World:
     def __init__(self, chassis: Chassis) -> None:
         self.chassis = chassis
         self.ups = SimUps(BATTERY, clock=boottime_s, load=lambda: self._load)
-        self.told: dict[str, Any] = {}
+        self.status: dict[str, Any] = {}
         """`status`; {} while nobody answers."""
         self.step = 0
         """Of the newest checkpoint of which the daemon has told that it is durable."""
@@ -76,11 +76,11 @@ class World:
 
     @property
     def trainer(self) -> dict[str, Any]:
-        return next(iter(self.told.get("trainers", [])), {})
+        return next(iter(self.status.get("trainers", [])), {})
 
     @property
     def phase(self) -> str:
-        return str(self.told.get("phase", ""))
+        return str(self.status.get("phase", ""))
 
     def table(self) -> Mapping[str, SimValue]:
         """What the card answers."""
@@ -99,10 +99,10 @@ class World:
         limit = aiohttp.ClientTimeout(total=5.0)
         async with aiohttp.ClientSession(timeout=limit) as session:
             while True:
-                self.told = {}
+                self.status = {}
                 with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
                     async with session.get(f"http://127.0.0.1:{self.chassis.port}/api/v1/status") as answer:
-                        self.told = await answer.json()
+                        self.status = await answer.json()
                 self.step = max(self.step, self.trainer.get("durable_step") or 0)
                 self.ups.look()
                 await asyncio.sleep(0.5)
@@ -110,7 +110,7 @@ class World:
     async def until(self, holds: Callable[[], object], what: str, limit_s: float = BOOT_S) -> None:
         end_s = boottime_s() + limit_s
         while not holds():
-            assert boottime_s() < end_s, f"not {what}: {json.dumps(self.told)}\n{self.chassis.console[-3000:]}"
+            assert boottime_s() < end_s, f"not {what}: {json.dumps(self.status)}\n{self.chassis.console[-3000:]}"
             await asyncio.sleep(0.2)
 
     async def begins_to_train(self, *before: str) -> None:
@@ -119,7 +119,7 @@ class World:
         await self.chassis.is_up()
         for command in before:
             await self.says(command)
-        await self.until(lambda: self.phase == "online" and self.told["supply"] == "utility", "watching the UPS")
+        await self.until(lambda: self.phase == "online" and self.status["supply"] == "utility", "watching the UPS")
         await self.until(lambda: self.chassis.bmc.policy == "always-on", "sure of the BMC")
         await self.says("systemctl start powerguard-resume.target")
         await self.until(lambda: (self.trainer.get("step") or 0) > 0, "training")
@@ -128,7 +128,7 @@ class World:
         """Wait until it is to be powered off, whatever comes; the outage's id."""
         await self.until(lambda: self.phase == "shutdown", "committed")
         self.stood_at = self.step
-        return str(self.told["outage"]["id"])
+        return str(self.status["outage"]["id"])
 
     async def goes_off(self) -> str:
         """Wait until it has powered itself off, in order; the outage's id."""
@@ -221,7 +221,7 @@ async def test_started_on_battery_it_waits_goes_down_again_and_comes_back(site: 
         it.ups.utility = True
         it.fails_when_asked = True
         await it.chassis.restore()
-        await it.until(lambda: it.phase == "recovery" and it.told["supply"] == "battery", "on battery again")
+        await it.until(lambda: it.phase == "recovery" and it.status["supply"] == "battery", "on battery again")
         status, said = await it.chassis.run("systemctl is-active train.service powerguard-resume.target")
         assert (status, said.split()) == (3, ["inactive", "inactive"])
         assert await it.goes_off() == id_

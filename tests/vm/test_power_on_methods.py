@@ -55,8 +55,12 @@ async def test_the_watchdog_brings_a_host_back_that_never_lost_ac_and_the_next_b
         assert chassis.bmc.orders == ["power 1"]
         await chassis.is_up()
         assert ARMED in await chassis.says("cat /run/disarm")
-        told = await timer(chassis)
-        assert (told.is_ours, told.running, told.expired) == (False, False, True)  # stopped, and it tells that it fired
+        result = await timer(chassis)
+        assert (result.is_ours, result.running, result.expired) == (
+            False,
+            False,
+            True,
+        )  # stopped, and it tells that it fired
 
         # Back by another way before it fires: without powerguard-disarm the power would be cycled under the host.
         assert (await chassis.helper("arm --in-s 1200"))["changed"]
@@ -64,8 +68,8 @@ async def test_the_watchdog_brings_a_host_back_that_never_lost_ac_and_the_next_b
         chassis.press()
         await chassis.is_up()
         assert ARMED in await chassis.says("cat /run/disarm")
-        told = await timer(chassis)
-        assert (told.is_ours, told.running, told.expired) == (False, False, False)
+        result = await timer(chassis)
+        assert (result.is_ours, result.running, result.expired) == (False, False, False)
         assert (await chassis.helper("disarm"))["changed"] is False
 
         # The kernel's own driver stops the timer at each power-off: the way is refused, and the timer left alone.
@@ -111,15 +115,15 @@ async def alarm(chassis: Chassis, *words: str) -> dict[str, Any]:
 
 async def test_the_alarm_that_we_set_reads_back_everywhere_and_wakes_a_sleeping_machine() -> None:
     async with booted() as chassis:
-        told = await alarm(chassis, "on", "7200")
-        assert (told["has"], told["read"], told["on"]) == (True, told["at"], True)
-        at = datetime.fromisoformat(told["at"]).replace(tzinfo=UTC)
+        result = await alarm(chassis, "on", "7200")
+        assert (result["has"], result["read"], result["on"]) == (True, result["at"], True)
+        at = datetime.fromisoformat(result["at"]).replace(tzinfo=UTC)
         assert await chassis.says("cat /sys/class/rtc/rtc0/wakealarm") == f"{at.timestamp():.0f}"
         assert (await alarm(chassis, "off", "7200"))["on"] is False
         assert not await chassis.says("cat /sys/class/rtc/rtc0/wakealarm")
 
-        told = await alarm(chassis, "on", "20")
-        at = datetime.fromisoformat(told["at"]).replace(tzinfo=UTC)
+        result = await alarm(chassis, "on", "20")
+        at = datetime.fromisoformat(result["at"]).replace(tzinfo=UTC)
         events: dict[str, float] = {}
         async with asyncio.TaskGroup() as tasks:
             asleep = tasks.create_task(chassis.run("echo mem >/sys/power/state", limit_s=120))

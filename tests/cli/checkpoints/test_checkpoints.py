@@ -51,7 +51,7 @@ def states(place: Path) -> list[tuple[int | None, str]]:
     return [(each.step, each.state) for each in entries_at(str(place))]
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return dict(json.loads(capsys.readouterr().out))
 
 
@@ -152,7 +152,7 @@ def test_a_shard_with_a_wrong_description_is_corrupt(tmp_path: Path, capsys: pyt
 def test_object_of_checkpoints(nas: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     """What the reference shows is what programs get."""
     assert main(["checkpoints", "list", str(nas), str(nas / "gone"), "--json"]) == 1
-    got = told(capsys)
+    got = shown(capsys)
     example = json.loads((ROOT / "docs/reference/checkpoints.json").read_text(encoding="utf-8"))
     assert list(got) == list(example)
     assert {tuple(each) for each in got["checkpoints"]} == {tuple(each) for each in example["checkpoints"]}

@@ -34,8 +34,8 @@ def test_export(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], g
     flip(next(job.glob("step-000000000020*")) / "shard-00000")
     assert main(["checkpoints", "export", str(job), "--to", str(tmp_path / "other")]) == 1
     assert not (tmp_path / "other").exists()
-    told = capsys.readouterr()
-    golden("checkpoints", told.out + told.err, varies={tmp_path: "HERE", **IDS, **FIGURES})
+    captured = capsys.readouterr()
+    golden("checkpoints", captured.out + captured.err, varies={tmp_path: "HERE", **IDS, **FIGURES})
 
 
 def test_object_of_export(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,10 +45,10 @@ def at(root: Path, step: int) -> Path:
 def test_shows_first_and_asks(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody at a terminal: shown, not done."""
     assert prune(job) == 1
-    told = capsys.readouterr()
-    stays, _, goes = told.out.partition("goes:")
+    captured = capsys.readouterr()
+    stays, _, goes = captured.out.partition("goes:")
     assert (stays.count("step "), goes.count("step ")) == (2, 2)
-    assert "--yes" in told.err
+    assert "--yes" in captured.err
     assert steps(job) == [40, 30, 20, 10]
 
 
@@ -173,9 +173,9 @@ def test_one_that_cannot_be_removed_does_not_keep_the_others(job: Path, capsys: 
     busy.mkdir()
     with small_disk(busy, 1):
         assert prune(job, "--yes") == 1
-    told = capsys.readouterr().out
-    assert "removed 1 of 2" in told
-    assert f"{busy}: {os.strerror(errno.EBUSY)}" in told
+    stdout = capsys.readouterr().out
+    assert "removed 1 of 2" in stdout
+    assert f"{busy}: {os.strerror(errno.EBUSY)}" in stdout
     assert [each.state for each in entries_at(str(job))] == ["complete", "complete", "unfinished"]
 
 

@@ -21,9 +21,9 @@ RECENT = "115 trainer llm durable_age_s=60\n115 trainer vit"
 def why(story: str, scope: str = "policy", words: str = WORDS, witness: str = "simulated") -> str:
     """Why such a drill may not begin at the end of that story."""
     player = Player()
-    told = player.play(f"policy {words}\nauto policy\n{story}")
+    result = player.play(f"policy {words}\nauto policy\n{story}")
     scopes = tuple(scope.split(",")) if scope else ()
-    return checks.refusal(player.policy, told.state, player.last_s, scopes, witness)
+    return checks.refusal(player.policy, result.state, player.last_s, scopes, witness)
 
 
 REFUSALS = [
@@ -66,23 +66,23 @@ def test_an_unknown_witness_is_refused_with_the_known_ones(golden: Golden) -> No
 def test_a_cap_that_stands_is_told() -> None:
     player = Player()
     player.play(f"policy {WORDS} cap_share=0.7\n{READY}\n115 learned cap=75:50:0.9\n116..127 battery load=75 charge=99")
-    told = player.play(f"128..140 {FULL}")
-    said = checks.refusal(player.policy, told.state, player.last_s, ("policy",), "simulated")
+    result = player.play(f"128..140 {FULL}")
+    said = checks.refusal(player.policy, result.state, player.last_s, ("policy",), "simulated")
     assert said == "GPU power is capped: wait until the limits are restored"
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("expected", "said"),
     [
         ({"test_since_s": 12.0}, "the UPS tests its battery: wait until the test has ended"),
         ({"countdown_at_s": 500.0}, "a countdown of the UPS to output off is running: cancel it first"),
     ],
 )
-def test_what_the_ups_has_begun_by_itself_is_waited_for(told: dict[str, float], said: str) -> None:
+def test_what_the_ups_has_begun_by_itself_is_waited_for(expected: dict[str, float], said: str) -> None:
     """Its newest reading may well say utility: the charge is not settled, or the output is about to be cut."""
     reading = Reading(at_s=20.0, ups="ups", source="s", output_source=OutputSource.UTILITY, charge_pct=100.0)
     state = State(
-        feed=Feed(supply=Supply.UTILITY, reading=reading, utility_seen=True, **told),  # type: ignore[arg-type]
+        feed=Feed(supply=Supply.UTILITY, reading=reading, utility_seen=True, **expected),  # type: ignore[arg-type]
         battery=Battery(at_s=20.0, left=0.75),
     )
     assert checks.refusal(make_policy(WORDS.split()), state, 20.0, ("policy",), "simulated") == said
@@ -143,6 +143,6 @@ def test_the_outline_of_a_real_witness_reads(golden: Golden) -> None:
 def test_the_speed_before_a_cap_is_watched_for_as_long_as_slow_steps_need() -> None:
     """Eight steps of 10 s, and some: the outline says so too."""
     slow = replace(LLM, step_s=10.0)
-    told = outline("cap", trainers=(slow,), words=f"{WORDS} cap_share=0.7")
-    assert told[0].startswith("baseline: ")
-    assert told[0].endswith("(90 s)")
+    result = outline("cap", trainers=(slow,), words=f"{WORDS} cap_share=0.7")
+    assert result[0].startswith("baseline: ")
+    assert result[0].endswith("(90 s)")

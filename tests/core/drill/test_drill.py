@@ -15,19 +15,19 @@ from powerguard.core.model.state import (
     State,
     Trainer,
 )
-from tests.core.play import Player, Told, make_policy
+from tests.core.play import Player, StoryResult, make_policy
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
 READY = "0..14 utility load=75 charge=100 runtime=360\n15 trainer llm step=100 durable_age_s=60"
 ANSWERS = "auto policy sync poweroff resume trainer_resume pause cap restore checkpoint=5"
 
 
-def played(story: str, words: str = WORDS, answers: str = ANSWERS) -> Told:
+def played(story: str, words: str = WORDS, answers: str = ANSWERS) -> StoryResult:
     return Player().play(f"policy {words}\n{answers}\n{READY}\n{story}")
 
 
-def report(told: Told) -> DrillReport:
-    found = told.state.learned.drill
+def report(result: StoryResult) -> DrillReport:
+    found = result.state.learned.drill
     assert found is not None
     return found
 
@@ -35,9 +35,9 @@ def report(told: Told) -> DrillReport:
 def why(story: str, scope: str = "full", words: str = WORDS, witness: str = "simulated") -> str:
     """Why such a drill may not begin at the end of that story."""
     player = Player()
-    told = player.play(f"policy {words}\nauto policy\n{story}")
+    result = player.play(f"policy {words}\nauto policy\n{story}")
     scopes = tuple(scope.split(",")) if scope else ()
-    return checks.refusal(player.policy, told.state, player.last_s, scopes, witness)
+    return checks.refusal(player.policy, result.state, player.last_s, scopes, witness)
 
 
 # --- May it begin? ----------------------------------------------------------------------------------------------------
@@ -76,9 +76,9 @@ def test_it_may_begin_when_all_is_well() -> None:
 )
 def test_it_refuses_with_the_numbers(story: str, scope: str, words: str, said: str) -> None:
     """Each refusal says what is wrong; nobody has to guess what would be right."""
-    told = why(story, scope, words)
-    assert said in told
-    assert len(told) > 20
+    result = why(story, scope, words)
+    assert said in result
+    assert len(result) > 20
 
 
 def test_a_checkpoint_of_just_half_an_hour_is_recent() -> None:
@@ -88,41 +88,41 @@ def test_a_checkpoint_of_just_half_an_hour_is_recent() -> None:
 
 def test_a_pause_of_an_outage_that_lands_after_it_is_undone() -> None:
     """On utility, without a drill, nobody waits for it and nobody may stand still because of it; on battery it may."""
-    for phase, told in (("utility load=75 charge=100", 1), ("battery load=75 charge=99", 0)):
+    for phase, each in (("utility load=75 charge=100", 1), ("battery load=75 charge=99", 0)):
         player = Player()
         player.play(f"policy {WORDS}\n{READY}\n16..20 {phase}")
         late = PauseTrainer(id="late", by_s=30.0, trainer="llm", outage="o")
         player.send(Done(at_s=20.5, action=late, took_s=9.0, detail=(("paused", True),)))
         player.send(Tick(at_s=21.0))
-        assert player.told is not None
-        assert len(player.told.ordered(ResumeTrainer)) == told
+        assert player.result is not None
+        assert len(player.result.ordered(ResumeTrainer)) == each
 
 
 def test_a_checkpoint_of_somebody_else_survives_a_restart_in_a_drill() -> None:
     """Only what the drill has ordered is given up."""
     player = Player()
-    told = player.play(f"policy {WORDS}\nauto policy\n{READY}\n16 drill scope=policy\n16.01 checkpoint_now")
-    assert told.state.drill is not None
-    (order,) = told.ordered(TriggerCheckpoint)
-    told = player.play("16.02 restart")
-    assert [trainer.order for trainer in told.state.trainers] == [order.id]
-    assert order in told.ordered(TriggerCheckpoint)[1:], "repeated, for the trainer joins the two"
+    result = player.play(f"policy {WORDS}\nauto policy\n{READY}\n16 drill scope=policy\n16.01 checkpoint_now")
+    assert result.state.drill is not None
+    (order,) = result.ordered(TriggerCheckpoint)
+    result = player.play("16.02 restart")
+    assert [trainer.order for trainer in result.state.trainers] == [order.id]
+    assert order in result.ordered(TriggerCheckpoint)[1:], "repeated, for the trainer joins the two"
 
 
 def test_an_old_checkpoint_allows_the_scope_that_makes_one() -> None:
     old = READY.replace("_s=60", "_s=1900")
     assert why(old, "checkpoint") == ""
     assert why(old, "policy") == ""
-    told = played("16 drill scope=checkpoint\n17..25 utility load=75 charge=100\n26 drill scope=pause")
-    assert report(told).result == "passed"
-    assert told.state.drill is not None, "now there is a checkpoint, and the pause may begin"
+    outcome = played("16 drill scope=checkpoint\n17..25 utility load=75 charge=100\n26 drill scope=pause")
+    assert report(outcome).result == "passed"
+    assert outcome.state.drill is not None, "now there is a checkpoint, and the pause may begin"
 
 
 def test_a_cap_that_stands_refuses_a_drill() -> None:
     """The limits that a drill would write down would be the capped ones."""
     story = f"{READY}\n15 learned cap=75:50:0.9\n15..27 battery load=75 charge=100 runtime=360"
-    told = why(story, "policy", f"{WORDS} cap_share=0.7")
-    assert "on_battery" in told
+    result = why(story, "policy", f"{WORDS} cap_share=0.7")
+    assert "on_battery" in result
     story += "\n28..40 utility load=75 charge=97 runtime=350"
     assert "GPU power is capped" in why(story, "policy", f"{WORDS} cap_share=0.7")
 
@@ -135,8 +135,8 @@ def test_a_real_witness_takes_no_scope(witness: str) -> None:
 
 def test_the_outline_tells_every_stage_and_its_limit() -> None:
     player = Player()
-    told = player.play(f"policy {WORDS} cap_share=0.7\n{READY}")
-    lines = checks.outline(player.policy, told.state, ("full",), "simulated")
+    result = player.play(f"policy {WORDS} cap_share=0.7\n{READY}")
+    lines = checks.outline(player.policy, result.state, ("full",), "simulated")
     assert [stage for stage, _, _ in lines] == [
         "baseline", "checkpoint", "pause", "resume", "cap", "restore", "policy", "sync", "record",
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_the_outline_tells_every_stage_and_its_limit() -> None:
     assert words["checkpoint"] == "ask llm for a checkpoint and to pause there"
     assert "70 %" in words["cap"]
     assert all(limit_s > 0 for stage, _, limit_s in lines if stage != "record")
-    assert [stage for stage, *_ in checks.outline(player.policy, told.state, (), "plug")] == ["plug"]
+    assert [stage for stage, *_ in checks.outline(player.policy, result.state, (), "plug")] == ["plug"]
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_every_stage_ends_in_time(step_s: float, checkpoint_s: float, limits: di
 
 def test_what_a_full_drill_leaves_out_is_told() -> None:
     player = Player()
-    told = player.play(f"policy {WORDS}\n{READY}\n15 trainer llm conduct=continue durable_age_s=5")
-    stages, skipped = checks.stages(player.policy, told.state, ("full",), "simulated")
+    result = player.play(f"policy {WORDS}\n{READY}\n15 trainer llm conduct=continue durable_age_s=5")
+    stages, skipped = checks.stages(player.policy, result.state, ("full",), "simulated")
     assert stages == ("checkpoint", "policy", "sync", "record")
     assert dict(skipped) == {
         "pause": "every trainer continues in an outage",
         "cap": "the settings cap no GPU power",
     }
-    nobody = replace(told.state, trainers=())
+    nobody = replace(result.state, trainers=())
     stages, skipped = checks.stages(player.policy, nobody, ("full",), "simulated")
     assert stages == ("policy", "sync", "record")
     assert set(dict(skipped)) == {"checkpoint", "pause", "cap"}
@@ -190,10 +190,10 @@ def test_what_a_full_drill_leaves_out_is_told() -> None:
 
 
 def test_a_pause_teaches_its_drop() -> None:
-    told = played("16 drill scope=pause\n17..27 utility load=75\n28..40 utility load=40\n41..42 utility load=75")
-    drop = dict(told.state.learned.pauses)["llm"]
+    result = played("16 drill scope=pause\n17..27 utility load=75\n28..40 utility load=40\n41..42 utility load=75")
+    drop = dict(result.state.learned.pauses)["llm"]
     assert (drop.before, round(drop.after, 6)) == (0.75, 0.40)
-    figures = dict(report(told).figures)
+    figures = dict(report(result).figures)
     assert figures["load_before"] == 0.75
     assert figures["load_paused"] == 0.4
     assert figures["drop_paused_w"] == 1400.0
@@ -203,16 +203,16 @@ def test_a_pause_teaches_its_drop() -> None:
 def test_what_was_read_before_training_stood_still_is_no_measurement() -> None:
     """A step that takes long: the load stays, settled, until the trainer has acknowledged its pause."""
     story = "16 drill scope=pause\n17..40 utility load=75\n41 done pause\n42..60 utility load=40\n61 utility load=75"
-    told = played(story, answers="auto trainer_resume")
-    assert round(dict(told.state.learned.pauses)["llm"].after, 6) == 0.40
+    result = played(story, answers="auto trainer_resume")
+    assert round(dict(result.state.learned.pauses)["llm"].after, 6) == 0.40
 
 
 def test_two_that_pause_share_the_drop() -> None:
     words = "table=50:540,75:360,100:240 trainer=a:pause:20 trainer=b:pause:20"
     ready = READY.replace("15 trainer llm", "15 trainer a") + "\n15 trainer b durable_age_s=60"
     story = "16 drill scope=pause\n17..27 utility load=75\n28..40 utility load=45\n41..42 utility load=75"
-    told = Player().play(f"policy {words}\n{ANSWERS}\n{ready}\n{story}")
-    pauses = dict(told.state.learned.pauses)
+    result = Player().play(f"policy {words}\n{ANSWERS}\n{ready}\n{story}")
+    pauses = dict(result.state.learned.pauses)
     assert pauses["a"] == pauses["b"]
     assert round(pauses["a"].after, 6) == 0.60
 
@@ -220,19 +220,19 @@ def test_two_that_pause_share_the_drop() -> None:
 def test_a_load_that_does_not_settle_teaches_nothing() -> None:
     """Training that draws now more, now less: the mean is told, and believed by nobody."""
     unsteady = "\n".join(f"{27 + n} utility load={30 + 4 * n}" for n in range(1, 60))
-    told = played(f"16 drill scope=pause\n17..27 utility load=75\n{unsteady}")
-    assert told.state.learned.pauses == ()
-    assert dict(report(told).figures)["load_paused_settled"] is False
-    assert report(told).result == "passed"
+    outcome = played(f"16 drill scope=pause\n17..27 utility load=75\n{unsteady}")
+    assert outcome.state.learned.pauses == ()
+    assert dict(report(outcome).figures)["load_paused_settled"] is False
+    assert report(outcome).result == "passed"
 
 
 def test_a_ups_that_tells_no_load_teaches_nothing() -> None:
-    told = Player().play(
+    result = Player().play(
         f"policy {WORDS}\n{ANSWERS}\n0..14 utility charge=100 runtime=360\n15 trainer llm durable_age_s=60\n"
         "16 drill scope=pause\n17..130 utility charge=100 runtime=360"
     )
-    assert told.state.learned.pauses == ()
-    assert dict(report(told).figures)["load_reported"] is False
+    assert result.state.learned.pauses == ()
+    assert dict(report(result).figures)["load_reported"] is False
 
 
 def test_a_cap_teaches_load_and_speed() -> None:
@@ -244,15 +244,15 @@ def test_a_cap_teaches_load_and_speed() -> None:
                 f"{second} trainer llm step={1000 + (2 * second if capped_s < 0 else 62 + 1.5 * capped_s):.0f}"
             )
         story.append(f"{second} utility load={75 if capped_s < 0 else 50} charge=100 runtime=360")
-    told = played("\n".join(story), f"{WORDS} cap_share=0.7")
-    cap = told.state.learned.cap
+    result = played("\n".join(story), f"{WORDS} cap_share=0.7")
+    cap = result.state.learned.cap
     assert cap is not None
     assert (round(cap.before, 4), round(cap.after, 4), round(cap.speed, 2)) == (0.75, 0.5, 0.75)
-    figures = dict(report(told).figures)
+    figures = dict(report(result).figures)
     assert figures["cap_pays"] is True, "1.5 times as long at three quarters of the speed"
     assert round(float(str(figures["cap_gain"])), 3) == 1.125
-    assert told.state.cap is None
-    assert len(told.ordered(CapPower)) == len(told.ordered(RestorePower)) == 1
+    assert result.state.cap is None
+    assert len(result.ordered(CapPower)) == len(result.ordered(RestorePower)) == 1
 
 
 def test_the_speed_is_the_mean_of_those_who_tell_it() -> None:
@@ -265,31 +265,31 @@ def test_the_speed_is_the_mean_of_those_who_tell_it() -> None:
             story.append(f"{second} trainer a step={10 * second if capped_s < 0 else 310 + 5 * capped_s}")
             story.append(f"{second} trainer b step={10 * second}")
         story.append(f"{second} utility load={75 if capped_s < 0 else 50} charge=100 runtime=360")
-    told = Player().play(f"policy {words}\n{ANSWERS}\n{READY.partition(chr(10))[0]}\n" + "\n".join(story))
-    assert told.state.learned.cap is not None
-    assert round(told.state.learned.cap.speed, 3) == 0.75
+    result = Player().play(f"policy {words}\n{ANSWERS}\n{READY.partition(chr(10))[0]}\n" + "\n".join(story))
+    assert result.state.learned.cap is not None
+    assert round(result.state.learned.cap.speed, 3) == 0.75
 
 
 def test_a_cap_without_steps_is_measured_and_believed_by_nobody() -> None:
     story = "16 drill scope=cap\n17..27 utility load=75\n28..40 utility load=50\n41 trainer llm\n42..50 utility load=75"
-    told = Player().play(f"policy {WORDS} cap_share=0.7\n{ANSWERS}\n{READY.replace('step=100 ', '')}\n{story}")
-    figures = dict(report(told).figures)
+    result = Player().play(f"policy {WORDS} cap_share=0.7\n{ANSWERS}\n{READY.replace('step=100 ', '')}\n{story}")
+    figures = dict(report(result).figures)
     assert (figures["load_capped"], figures["drop_capped_w"]) == (0.5, 1000.0)
     assert figures["cap_speed_reported"] is False
-    assert told.state.learned.cap is None
+    assert result.state.learned.cap is None
 
 
 @pytest.mark.parametrize("at_s", [float("nan"), float("inf"), -1e300, 1e300])
 def test_a_start_at_no_time_is_passed_over(at_s: float) -> None:
     player = Player()
-    told = player.play(f"policy {WORDS}\n{READY}")
+    result = player.play(f"policy {WORDS}\n{READY}")
     event = StartDrill(at_s=at_s, who="x" * 5000, scopes=("full",) * 99, witness="simulated")
-    assert step(player.policy, told.state, event).state == told.state
+    assert step(player.policy, result.state, event).state == result.state
 
 
 def test_the_same_scope_twice_is_once() -> None:
-    told = played("16 drill scope=policy,policy\n17 tick")
-    assert report(told).scopes == ("policy",)
+    result = played("16 drill scope=policy,policy\n17 tick")
+    assert report(result).scopes == ("policy",)
 
 
 def test_dry_run_proves_nothing() -> None:
@@ -300,12 +300,12 @@ def test_dry_run_proves_nothing() -> None:
     player.send(Done(at_s=27.5, action=pause, took_s=0.0, detail=(("dry_run", True),)))
     (_, resume), *_ = [pair for pair in player.open if isinstance(pair[1], ResumeTrainer)]
     player.send(Done(at_s=27.6, action=resume, took_s=0.0, detail=(("dry_run", True),)))
-    assert player.told is not None
-    told = report(player.told)
-    assert told.result == "recorded"
-    assert "resume_s" not in dict(told.figures), "training never stopped"
-    assert player.told.state.learned.pauses == ()
-    assert player.told.state.drill is None
+    assert player.result is not None
+    summary = report(player.result)
+    assert summary.result == "recorded"
+    assert "resume_s" not in dict(summary.figures), "training never stopped"
+    assert player.result.state.learned.pauses == ()
+    assert player.result.state.drill is None
 
 
 def test_the_samples_are_bounded_and_settle_by_their_halves() -> None:
@@ -314,10 +314,10 @@ def test_the_samples_are_bounded_and_settle_by_their_halves() -> None:
     policy = make_policy(WORDS.split())
     falling = running
     for second in range(1000):
-        told = Reading(
+        reading = Reading(
             at_s=float(second), ups="u", source="s", output_source=OutputSource.UTILITY, load_pct=80.0 - second % 40
         )
-        falling = measures.watch_reading(policy, State(), falling, told)
+        falling = measures.watch_reading(policy, State(), falling, reading)
     assert len(falling.samples) <= 64
     assert measures.stage_load(falling, 999.0, late=False) == (None, False)
     assert measures.stage_load(falling, 999.0, late=True)[0] is not None
@@ -348,11 +348,16 @@ def test_the_speed_needs_steps_and_time() -> None:
 
 def test_the_report_of_a_full_drill() -> None:
     """Every figure of it: what was expected beside what was measured, and the power-off that was not ordered."""
-    told = report(played("16 drill scope=full\n17..31 utility load=75\n32..60 utility load=40"))
-    assert (told.result, told.because) == ("passed", "every stage was carried out")
-    assert (told.id, told.who, told.witness, told.scopes) == ("boot-one-drill-160", "alice", "simulated", ("full",))
-    assert (round(told.at_s, 3), told.lasted_s) == (42.3, 26.3)
-    assert dict(told.figures) == {
+    summary = report(played("16 drill scope=full\n17..31 utility load=75\n32..60 utility load=40"))
+    assert (summary.result, summary.because) == ("passed", "every stage was carried out")
+    assert (summary.id, summary.who, summary.witness, summary.scopes) == (
+        "boot-one-drill-160",
+        "alice",
+        "simulated",
+        ("full",),
+    )
+    assert (round(summary.at_s, 3), summary.lasted_s) == (42.3, 26.3)
+    assert dict(summary.figures) == {
         "skipped_cap": "the settings cap no GPU power",
         "load_before": 0.75,
         "load_paused_expected": 0.45,
@@ -382,9 +387,9 @@ def test_the_report_of_a_self_test() -> None:
         "21..30 battery load=74 charge=100-0.3 runtime=355-2 testing input_present=true\n"
         "31..33 utility load=75 charge=97 runtime=350"
     )
-    told = report(played(story))
-    assert (told.result, told.lasted_s) == ("passed", 15.0)
-    assert dict(told.figures) == {
+    summary = report(played(story))
+    assert (summary.result, summary.lasted_s) == ("passed", 15.0)
+    assert dict(summary.figures) == {
         "test_began_s": 5.0,
         "load_before": 0.74,
         "charge_before_pct": 100.0,
@@ -399,21 +404,21 @@ def test_the_report_of_a_self_test() -> None:
 
 
 def test_a_self_test_that_nobody_starts_or_that_never_ends() -> None:
-    told = report(played("16 drill witness=self_test\n17..140 utility load=75"))
-    assert (told.result, told.lasted_s) == ("failed", 120.0)
+    summary = report(played("16 drill witness=self_test\n17..140 utility load=75"))
+    assert (summary.result, summary.lasted_s) == ("failed", 120.0)
     testing = "battery load=74 charge=100 runtime=30000 calibrating input_present=true"
     ready = READY.replace("360", "30000")
     story = f"{ready}\n16 drill witness=self_test\n17..330 {testing}"
-    told = report(Player().play(f"policy table=75:36000 trainer=llm:pause:20\n{ANSWERS}\n{story}"))
-    assert (told.result, told.lasted_s) == ("failed", 301.0)
+    summary = report(Player().play(f"policy table=75:36000 trainer=llm:pause:20\n{ANSWERS}\n{story}"))
+    assert (summary.result, summary.lasted_s) == ("failed", 301.0)
 
 
 def test_a_pulled_plug_measures_the_battery() -> None:
     """Deep enough: the health that this discharge has shown is in the report."""
     deep = "17 utility load=75 charge=100 runtime=360\n18..117 battery load=75 charge=100-0.4 runtime=350-1.9\n"
-    told = played(f"16 drill witness=plug\n{deep}118..140 utility load=75 charge=60 runtime=160")
-    figures = dict(report(told).figures)
-    assert report(told).result == "passed"
+    outcome = played(f"16 drill witness=plug\n{deep}118..140 utility load=75 charge=60 runtime=160")
+    figures = dict(report(outcome).figures)
+    assert report(outcome).result == "passed"
     assert (figures["health_before"], figures["load_before"], figures["charge_before_pct"]) == (0.75, 0.75, 99.6)
     assert (figures["charge_after_pct"], figures["outage_s"]) == (60.0, 109.0)
     assert figures["health"] == figures["health_measured"]

@@ -97,13 +97,13 @@ class World:
             assert state.drill.stage not in ("outage", "handed_over")
 
 
-def _readings(world: World, seconds: int, source: str, **told: object) -> World:
+def _readings(world: World, seconds: int, source: str, **answer: object) -> World:
     for _ in range(seconds):
         at_s = world.now_s + 1.0
         reading = Reading(
             at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), load_pct=75.0, charge_pct=100.0
         )
-        world = world.after(replace(reading, **told))  # type: ignore[arg-type]
+        world = world.after(replace(reading, **answer))  # type: ignore[arg-type]
     return world
 
 
@@ -151,10 +151,10 @@ def _rebooted(world: World) -> World:
     stored = Stored(state=world.state, boot_id=world.policy.boot_id, at_s=world.now_s, gap_s=30.0)
     answer = restore(policy, stored, 10.0)
     assert answer.state.drill is None
-    told = [note for note in answer.notes if note.event == "drill_ended"]
+    found = [note for note in answer.notes if note.event == "drill_ended"]
     running = world.state.drill
     owed = running is not None and running.stage != "handed_over" and not _is_told(world.state, running)
-    assert len(told) == owed, "a drill that a reboot has cut short is told, once"
+    assert len(found) == owed, "a drill that a reboot has cut short is told, once"
     return replace(world, policy=policy, stands=False, capped=False).took(answer, 10.0, still_open=())
 
 
@@ -162,9 +162,9 @@ def _is_told(state: State, running: Drill) -> bool:
     return state.learned.drill is not None and state.learned.drill.id == running.id
 
 
-def _seen(world: World, **told: object) -> World:
+def _seen(world: World, **answer: object) -> World:
     seen = TrainerSeen(at_s=world.now_s, trainer="llm", alive=True, conduct=Conduct.PAUSE, paused=world.stands)
-    return world.after(replace(seen, **told))  # type: ignore[arg-type]
+    return world.after(replace(seen, **answer))  # type: ignore[arg-type]
 
 
 LETTERS: dict[str, Callable[[World], World]] = {

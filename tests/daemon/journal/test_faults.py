@@ -68,7 +68,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-class Told:
+class HealthLog:
     """What the journal logs of its health."""
 
     def __init__(self, logged: Sequence[Mapping[str, Any]]) -> None:
@@ -87,9 +87,9 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
+def health_log() -> Iterator[HealthLog]:
     with capture_logs() as logged:
-        yield Told(logged)
+        yield HealthLog(logged)
 
 
 # --- Hung --------------------------------------------------------------------------------------------------------
@@ -118,7 +118,9 @@ class Held:
 
 
 @in_virtual_time
-async def test_a_hung_disk_costs_one_append_its_limit_and_the_others_nothing(tmp_path: Path, told: Told) -> None:
+async def test_a_hung_disk_costs_one_append_its_limit_and_the_others_nothing(
+    tmp_path: Path, health_log: HealthLog
+) -> None:
     """500 ms once, not once a step: a shutdown has dozens of steps. When the disk is back, everything is on it."""
     path = tmp_path / "journal.db"
     writer = Held()
@@ -133,14 +135,14 @@ async def test_a_hung_disk_costs_one_append_its_limit_and_the_others_nothing(tmp
     for serial in range(3, 50):
         assert not await journal.append(step(serial))
     assert now_s() - began_s == pytest.approx(0.5)
-    assert told.durable == [False]
-    assert "no answer from the disk in 0.5 s" in told.reason
+    assert health_log.durable == [False]
+    assert "no answer from the disk in 0.5 s" in health_log.reason
     assert journal.health.waiting == 48
     writer.release()
     await until(lambda: journal.health.durable)
     assert serials(path) == list(range(1, 50))
     assert await journal.append(step(50))
-    assert told.durable == [False, True]
+    assert health_log.durable == [False, True]
     assert await journal.close(LONG_S)
 
 
@@ -181,7 +183,7 @@ async def test_the_loop_turns_on_while_the_real_writer_thread_hangs(tmp_path: Pa
     pytest.fail(f"the loop stood still for {machine.worst_s:.3f} s, and the close took {took_s:.3f} s")
 
 
-async def test_a_hung_disk_does_not_keep_the_daemon_from_starting(tmp_path: Path, told: Told) -> None:
+async def test_a_hung_disk_does_not_keep_the_daemon_from_starting(tmp_path: Path, health_log: HealthLog) -> None:
     """The start is bounded too; what is decided meanwhile is on the disk once it answers, counters included."""
     path = tmp_path / "journal.db"
     before = Journal(path, boot_id="a", limits=PATIENT)
@@ -200,7 +202,7 @@ async def test_a_hung_disk_does_not_keep_the_daemon_from_starting(tmp_path: Path
     journal.count("outages")
     assert not await journal.append(step(1))
     store.gate.set()
-    await until(lambda: told.durable == [False, True])
+    await until(lambda: health_log.durable == [False, True])
     assert dict(journal.counters) == {"outages": 6.0}
     assert await journal.close(LONG_S)
     with read_only(path) as db:
@@ -221,9 +223,9 @@ async def test_a_hung_reader_gets_an_answer_from_memory(tmp_path: Path) -> None:
     (record,) = await journal.history()
     assert record.id == "o-1"
     assert now_s() - began_s == pytest.approx(0.4)
-    told = await journal.outage("o-1")
-    assert told is not None
-    assert [line.action for line in told[1]] == ["o-1-1"]
+    result = await journal.outage("o-1")
+    assert result is not None
+    assert [line.action for line in result[1]] == ["o-1-1"]
     assert await journal.outage("o-9") is None
     assert now_s() - began_s == pytest.approx(0.4)
     assert len(reader.calls) == 1, "a query that hangs is not followed by others"
@@ -324,7 +326,7 @@ def file_size_limit(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_writes_that_fail_are_kept_and_caught_up(tmp_path: Path, told: Told) -> None:
+async def test_writes_that_fail_are_kept_and_caught_up(tmp_path: Path, health_log: HealthLog) -> None:
     path = tmp_path / "journal.db"
     journal = Journal(path, boot_id="b", limits=PATIENT)
     await journal.load()
@@ -334,16 +336,16 @@ async def test_writes_that_fail_are_kept_and_caught_up(tmp_path: Path, told: Tol
         assert not any(answers[-10:])
         written = answers.count(True)
         await asyncio.sleep(0.15)  # the retries fail as well
-        assert told.durable == [False]
-        assert str(path) in told.reason
+        assert health_log.durable == [False]
+        assert str(path) in health_log.reason
     with read_only(path) as db:
         assert read_all(db)[0].state == step(1 + written).state, "what was said to be durable is"
-    await until(lambda: told.durable == [False, True])
+    await until(lambda: health_log.durable == [False, True])
     assert serials(path) == list(range(1, 60))
     assert await journal.close(LONG_S)
 
 
-async def test_a_daemon_that_starts_on_a_full_disk_has_its_history(tmp_path: Path, told: Told) -> None:
+async def test_a_daemon_that_starts_on_a_full_disk_has_its_history(tmp_path: Path, health_log: HealthLog) -> None:
     """Killed, and what it has freed is taken by others: there is no room for the index of the log, and all is read."""
     path = tmp_path / "journal.sqlite"
     before = Journal(path, boot_id="b", limits=PATIENT)
@@ -356,7 +358,7 @@ async def test_a_daemon_that_starts_on_a_full_disk_has_its_history(tmp_path: Pat
         loaded = await journal.load()
         assert not await journal.append(step(8))
     assert (loaded.state, loaded.lost, loaded.durable) == (step(7).state, "", False)
-    assert "free some space there" in told.reason
+    assert "free some space there" in health_log.reason
     await until(lambda: journal.health.durable)
     assert serials(killed) == [7, 8]
     assert await journal.close(LONG_S)
@@ -382,7 +384,7 @@ def fill(ballast: Path) -> None:
 
 
 @pytest.mark.root
-async def test_a_full_disk(tmp_path: Path, told: Told) -> None:
+async def test_a_full_disk(tmp_path: Path, health_log: HealthLog) -> None:
     """A real ENOSPC: alarm with advice, memory, and everything written once there is room."""
     with small_disk() as disk:
         path = disk / "journal.db"
@@ -394,9 +396,9 @@ async def test_a_full_disk(tmp_path: Path, told: Told) -> None:
         answers = [await journal.append(step(serial)) for serial in range(2, 40)]
         with read_only(path) as db:
             assert read_all(db)[0].state == step(1 + answers.count(True)).state
-        assert told.durable == [False]
-        assert "full" in told.reason
-        assert "free some space" in told.reason
+        assert health_log.durable == [False]
+        assert "full" in health_log.reason
+        assert "free some space" in health_log.reason
         again = Journal(path, boot_id="b", limits=PATIENT)  # as after a kill
         loaded = await again.load()
         assert (loaded.state, loaded.lost) == (step(1 + answers.count(True)).state, "")
@@ -412,7 +414,7 @@ def quiet(serial: int) -> Entry:
 
 
 @pytest.mark.root
-async def test_an_outage_is_written_on_a_disk_that_has_filled_up(told: Told) -> None:
+async def test_an_outage_is_written_on_a_disk_that_has_filled_up(health_log: HealthLog) -> None:
     """Room was kept for it, and for nothing else: before it, the full disk is an alarm as ever."""
     with small_disk("16m") as disk:
         path = disk / "journal.db"
@@ -425,7 +427,7 @@ async def test_an_outage_is_written_on_a_disk_that_has_filled_up(told: Told) -> 
         serial = 2
         while await journal.append(quiet(serial)):
             serial += 1
-        assert (told.durable, reserve.exists()) == ([False], True)
+        assert (health_log.durable, reserve.exists()) == ([False], True)
         await journal.append(step(serial + 1))
         await until(lambda: journal.health.durable)
         answers = [await journal.append(step(serial)) for serial in range(serial + 2, serial + 300)]
@@ -458,7 +460,7 @@ async def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
         await journal.close(LONG_S)
 
 
-async def test_a_folder_that_cannot_be(tmp_path: Path, told: Told) -> None:
+async def test_a_folder_that_cannot_be(tmp_path: Path, health_log: HealthLog) -> None:
     """A file where the folder should be: the daemon starts, protects, and says so until it is put right."""
     (tmp_path / "state").write_text("not a folder")
     path = tmp_path / "state" / "journal.db"
@@ -468,7 +470,7 @@ async def test_a_folder_that_cannot_be(tmp_path: Path, told: Told) -> None:
     assert str(path) in loaded.trouble
     assert not await journal.append(step(1))
     (tmp_path / "state").unlink()
-    await until(lambda: told.durable == [False, True])
+    await until(lambda: health_log.durable == [False, True])
     assert serials(path) == [1]
     await journal.close(LONG_S)
 
@@ -493,7 +495,7 @@ def remove(path: Path) -> None:
         Path(f"{path}{suffix}").unlink()
 
 
-async def test_a_journal_that_is_removed_under_us_is_started_anew(tmp_path: Path, told: Told) -> None:
+async def test_a_journal_that_is_removed_under_us_is_started_anew(tmp_path: Path, health_log: HealthLog) -> None:
     """Commits into a file without a name would be acknowledged and gone."""
     path = tmp_path / "journal.db"
     journal = Journal(path, boot_id="b", limits=PATIENT)
@@ -502,7 +504,7 @@ async def test_a_journal_that_is_removed_under_us_is_started_anew(tmp_path: Path
     remove(path)
     assert await journal.append(step(2))
     assert serials(path) == [2]
-    assert len(told.of("journal_set_aside")) == 1
+    assert len(health_log.of("journal_set_aside")) == 1
     with read_only(path) as db:
         outage = read_all(db)[0].outage
     assert outage is not None, "the outage that runs is in the new file as well"
@@ -522,7 +524,9 @@ async def begun(path: Path, steps: int = 300) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"SQLite format 3\0" + b"\xff" * 5000, b"{}"], ids=repr)
-async def test_a_file_that_is_no_journal_is_kept_and_replaced(tmp_path: Path, told: Told, content: bytes) -> None:
+async def test_a_file_that_is_no_journal_is_kept_and_replaced(
+    tmp_path: Path, health_log: HealthLog, content: bytes
+) -> None:
     path = tmp_path / "journal.db"
     path.write_bytes(content)
     journal = Journal(path, boot_id="b", limits=PATIENT)
@@ -533,7 +537,7 @@ async def test_a_file_that_is_no_journal_is_kept_and_replaced(tmp_path: Path, to
     if content:
         assert (tmp_path / "journal.db.corrupt-1").read_bytes() == content
         assert "kept as journal.db.corrupt-1, and a new journal was started" in loaded.trouble
-        assert len(told.of("journal_set_aside")) == 1
+        assert len(health_log.of("journal_set_aside")) == 1
     else:
         assert loaded.trouble == "", "an empty file is what a crash at the very first start leaves"
 
@@ -710,7 +714,7 @@ def test_the_lost_head_of_a_log_is_noticed(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_damage_while_we_run(tmp_path: Path, told: Told) -> None:
+async def test_damage_while_we_run(tmp_path: Path, health_log: HealthLog) -> None:
     """A bad page is met in the middle of an outage: the file is set aside and the step is durable in the new one."""
     path = tmp_path / "journal.db"
     await begun(path, 20)
@@ -722,7 +726,7 @@ async def test_damage_while_we_run(tmp_path: Path, told: Told) -> None:
     store._db.execute("UPDATE sqlite_schema SET rootpage = 9999 WHERE name = 'entries'")
     store._db.execute("PRAGMA writable_schema = RESET")
     assert await journal.append(step(21))
-    assert len(told.of("journal_set_aside")) == 1
+    assert len(health_log.of("journal_set_aside")) == 1
     await journal.close(LONG_S)
     assert (tmp_path / "journal.db.corrupt-1").exists()
     with read_only(path) as db:

@@ -119,18 +119,18 @@ async def test_an_outage_is_told_from_beginning_to_end(tmp_path: Path) -> None:
         await journal.append(Entry(at_s=160.0, state=State(), outcome="resumed in place", figures=(("lost_steps", 0),)))
         await journal.append(Entry(at_s=170.0, state=State(), outcome="no outage, so nobody's outcome"))
         (record,) = await journal.history()
-        told = await journal.outage("o-1")
+        result = await journal.outage("o-1")
     assert (record.ended_at_s, record.outcome) == (160.0, "resumed in place")
     assert record.figures == {"steps": 8, "checkpoint_s": 12.5, "lost_steps": 0}
-    assert told is not None
-    assert [(line.kind, line.event, line.because) for line in told[1]] == [
+    assert result is not None
+    assert [(line.kind, line.event, line.because) for line in result[1]] == [
         ("event", "Reading", ""),
         ("note", "outage_confirmed", "two readings"),
     ]
-    assert told[1][1].payload["level"] == "warning"
+    assert result[1][1].payload["level"] == "warning"
     with read_only(path) as db:
         assert query_history(db, 10) == (record,)
-        assert query_outage(db, "o-1") == told
+        assert query_outage(db, "o-1") == result
         assert query_outage(db, "o-2") is None
         assert [line.event for line in recent(db, 2)] == ["Reading", "outage_confirmed"]
 

@@ -152,8 +152,8 @@ def test_a_killed_daemon_is_never_told_as_damaged(tmp_path: Path) -> None:
         acknowledged = int(said.split(b"\n")[-2])
         assert sqlite.log_of(path).stat().st_size > 0
         assert sqlite.look(path, LONG_S) is None
-        loaded, told = copied(path, tmp_path / str(life)).load()  # beside: the next life finds the log as it is
-        assert (told, loaded.lost, loaded.trouble) == ([], "", "")
+        loaded, result = copied(path, tmp_path / str(life)).load()  # beside: the next life finds the log as it is
+        assert (result, loaded.lost, loaded.trouble) == ([], "", "")
         assert serial(loaded) >= acknowledged
 
 
@@ -177,8 +177,8 @@ def test_a_commit_that_a_power_cut_has_torn_is_no_damage(killed: Path, tmp_path:
         start, end = sorted(chance.sample(range(0, 4121, 512), 2))
         old = copy.log[HEADER + start : HEADER + end] if seed % 2 else bytes(end - start)
         copy.spoil(frame.at + start, old)
-    loaded, told = copy.load()
-    assert (told, loaded.lost) == ([], "")
+    loaded, result = copy.load()
+    assert (result, loaded.lost) == ([], "")
     assert serial(loaded) >= copy.newest - 1
 
 
@@ -194,8 +194,8 @@ async def test_what_is_left_of_an_older_log_is_no_damage(killed: Path, tmp_path:
     assert sqlite.look(path, LONG_S) is None
     copy = as_it_is(path)
     copy.flip(transactions(log)[2][0].at + 500)
-    loaded, told = copy.load()
-    assert len(told) == 1
+    loaded, result = copy.load()
+    assert len(result) == 1
     assert loaded.lost or copy.is_whole(loaded)
 
 
@@ -213,19 +213,19 @@ def test_a_flipped_bit_is_told(killed: Path, tmp_path: Path) -> None:
         copy = copied(killed, tmp_path / str(number))
         copy.flip(at, 1 << chance.randrange(8))
         broken = sqlite.log_of(copy.path).read_bytes()
-        loaded, told = copy.load()
-        if not told:
+        loaded, result = copy.load()
+        if not result:
             assert not loaded.lost
             assert at >= transactions(copy.log)[-2][0].at or copy.is_whole(loaded), at
             silent += 1
             continue
-        assert "its log is damaged" in told[0]
+        assert "its log is damaged" in result[0]
         assert copy.path.with_name("journal.db-wal.corrupt-1").read_bytes() == broken
         assert loaded.lost, at
         assert serial(loaded) < copy.newest, at
         found += 1
-        again, told = copy.load()
-        assert (again.state, told) == (loaded.state, [])
+        again, result = copy.load()
+        assert (again.state, result) == (loaded.state, [])
     assert found > 40
     assert silent < 10
 
@@ -238,8 +238,8 @@ def test_garbage_is_told(killed: Path, tmp_path: Path, size: int) -> None:
         copy = copied(killed, tmp_path / str(number))
         end = transactions(copy.log)[-4][0].at
         copy.spoil(chance.randrange(HEADER, end - size), chance.randbytes(size))
-        loaded, told = copy.load()
-        assert len(told) == 1
+        loaded, result = copy.load()
+        assert len(result) == 1
         assert loaded.lost
         assert serial(loaded) < copy.newest
 
@@ -271,10 +271,10 @@ def test_a_young_journal_that_is_lost_whole_is_told(killed: Path, tmp_path: Path
     copy = copied(killed, tmp_path)
     for frame in frames(copy.log)[:-20]:
         copy.flip(frame.at + 100)
-    loaded, told = copy.load()
+    loaded, result = copy.load()
     assert (loaded.state, loaded.lost) == (None, LOST_ALL)
     assert "its log is damaged" in loaded.trouble
-    assert len(told) == 1
+    assert len(result) == 1
 
 
 def test_without_room_to_keep_the_log_nothing_is_written_over(killed: Path, tmp_path: Path) -> None:

@@ -55,12 +55,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "told"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "expected"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
 async def test_an_error_with_status_200_is_no_delivery(
-    services: Services, tmp_path: Path, name: str, told: object
+    services: Services, tmp_path: Path, name: str, expected: object
 ) -> None:
     """The bots answer 200 for a message that nobody sees; it is sent again until it is taken."""
-    services.refusals.append((200, told))
+    services.refusals.append((200, expected))
     async with post(options(**{name: target(services, tmp_path, name)}), tmp_path) as made:
         made.hear(*began())
         await made.until(lambda: made.view(name).failed, "the refusal")
@@ -73,22 +73,22 @@ async def test_an_error_with_status_200_is_no_delivery(
 async def test_a_wrong_signature_is_told(services: Services, tmp_path: Path) -> None:
     services.secret = "SECother"
     async with post(options(bot=target(services, tmp_path, "dingtalk-signed")), tmp_path) as made:
-        told = await made.messenger.test(["bot"], 30.0)
-        assert told["bot"] == (False, '200 {"errcode": 310000, "errmsg": "sign not match"}')
+        result = await made.messenger.test(["bot"], 30.0)
+        assert result["bot"] == (False, '200 {"errcode": 310000, "errmsg": "sign not match"}')
 
 
 async def test_a_redirect_is_not_followed(services: Services, tmp_path: Path) -> None:
     services.refusals.append((307, ""))
     async with post(options(bot=target(services, tmp_path, "slack")), tmp_path) as made:
-        told = await made.messenger.test(["bot"], 30.0)
-        assert told["bot"] == (False, "redirects elsewhere: not followed (store the new address)")
+        result = await made.messenger.test(["bot"], 30.0)
+        assert result["bot"] == (False, "redirects elsewhere: not followed (store the new address)")
 
 
 async def test_a_certificate_of_nobody_is_not_believed(services: Services, tmp_path: Path) -> None:
     """Without ca_file the system's authorities count, and they know nothing of the test's."""
     async with post(options(bot=target(services, tmp_path, "slack", ca_file=None)), tmp_path) as made:
-        told = await made.messenger.test(["bot"], 30.0)
-        assert told["bot"] == (False, "no answer: no connection, or its certificate")
+        result = await made.messenger.test(["bot"], 30.0)
+        assert result["bot"] == (False, "no answer: no connection, or its certificate")
     assert services.taken == []
 
 

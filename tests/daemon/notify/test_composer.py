@@ -33,42 +33,44 @@ class Listener(MessageComposer):
 def test_an_outage_is_told_step_by_step() -> None:
     """Begin, emergency, power-off, return, end: each once, for every target, with what comes next."""
     hears = Listener()
-    told = hears.tell(*began())
-    told += hears.tell(
+    result = hears.tell(*began())
+    result += hears.tell(
         note("phase_changed", because="budget", old="on_battery", new="emergency_checkpoint", stop_s=90.0)
     )
-    told += hears.tell(note("phase_changed", because="durable", old="emergency_checkpoint", new="holding"))
-    told += hears.tell(
+    result += hears.tell(note("phase_changed", because="durable", old="emergency_checkpoint", new="holding"))
+    result += hears.tell(
         note("phase_changed", because="budget", old="holding", new="shutdown", stop_s=90.0, grade="full")
     )
-    told += hears.tell(note("power_off_ordered"), note("power_on_armed", Level.INFO))
-    told += hears.tell(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=600.0))
-    told += hears.tell(
+    result += hears.tell(note("power_off_ordered"), note("power_on_armed", Level.INFO))
+    result += hears.tell(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=600.0))
+    result += hears.tell(
         note("phase_changed", Level.INFO, old="recovery", new="online"), *ended(outcome="clean_shutdown")
     )
-    assert [(each.event, each.key, each.status, each.level) for each in told] == [
+    assert [(each.event, each.key, each.status, each.level) for each in result] == [
         ("outage_began", "outage:o1", "begin", "warning"),
         ("emergency_checkpoint", "outage:o1", "event", "warning"),
         ("shutdown", "power_off:o1", "begin", "error"),
         ("host_returned", "power_off:o1", "end", "info"),
         ("clean_shutdown", "outage:o1", "end", "info"),
     ]
-    assert all(is_wanted(each, "none") for each in told)
+    assert all(is_wanted(each, "none") for each in result)
     assert hears.standing == {}
-    assert "the battery is only just enough" in told[1].text
-    assert "lasts 12 min, and 25 min with training paused; checkpoint and stop need 2 min 0 s" in told[0].text
-    assert "needs 1 min 30 s (full)" in told[2].text
-    assert told[4].title == "gpu-01: training resumed"
+    assert "the battery is only just enough" in result[1].text
+    assert "lasts 12 min, and 25 min with training paused; checkpoint and stop need 2 min 0 s" in result[0].text
+    assert "needs 1 min 30 s (full)" in result[2].text
+    assert result[4].title == "gpu-01: training resumed"
 
 
 def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
     """One message says that it is over, and that the power-off was only recorded."""
     hears = Listener(mode="rehearse")
-    told = hears.tell(*began())
-    told += hears.tell(note("phase_changed", because="budget", old="holding", new="shutdown"))
-    assert all(each.text.endswith("Mode rehearse: the power-off is only recorded.") for each in told)
-    assert (told[-1].title, told[-1].level) == ("gpu-01: would power off now", "error"), "as it would reach the pager"
-    assert (told[-1].key, told[-1].status) == ("power_off:o1", "event")
+    result = hears.tell(*began())
+    result += hears.tell(note("phase_changed", because="budget", old="holding", new="shutdown"))
+    assert all(each.text.endswith("Mode rehearse: the power-off is only recorded.") for each in result)
+    assert (result[-1].title, result[-1].level) == ("gpu-01: would power off now", "error"), (
+        "as it would reach the pager"
+    )
+    assert (result[-1].key, result[-1].status) == ("power_off:o1", "event")
     (over,) = hears.tell(*ended(outcome="rehearsed"))
     assert (over.key, over.status, over.event) == ("outage:o1", "end", "rehearsed")
     assert hears.standing == {}
@@ -77,12 +79,12 @@ def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
 def test_an_outage_in_maintenance_promises_no_power_off() -> None:
     """The host then runs until the battery is empty."""
     state = replace(State(), maintenance=Maintenance(until_s=NOW_S + 3600.0, reason="fan", who="a"))
-    told = Listener().tell(*began(), state=state)
-    told += Listener().tell(
+    result = Listener().tell(*began(), state=state)
+    result += Listener().tell(
         note("phase_changed", because="budget", old="on_battery", new="emergency_checkpoint"), state=state
     )
-    assert len(told) == 2
-    assert all("Maintenance is on: powerguard does not power the host off" in each.text for each in told)
+    assert len(result) == 2
+    assert all("Maintenance is on: powerguard does not power the host off" in each.text for each in result)
 
 
 def test_the_same_trouble_is_told_once_an_hour() -> None:
@@ -114,8 +116,8 @@ def test_a_clock_that_is_set_back_mutes_nothing() -> None:
 
 def test_troubles_of_different_things_are_different() -> None:
     hears = Listener()
-    told = [hears.tell(note("power_on_blocked", method=method)) for method in ("rtc", "sentinel", "rtc")]
-    assert [len(each) for each in told] == [1, 1, 0]
+    found = [hears.tell(note("power_on_blocked", method=method)) for method in ("rtc", "sentinel", "rtc")]
+    assert [len(each) for each in found] == [1, 1, 0]
 
 
 def test_what_was_not_told_does_not_end() -> None:
@@ -136,11 +138,11 @@ def test_a_source_that_comes_back_ends_its_alarm() -> None:
 def test_each_source_has_an_alarm_of_its_own() -> None:
     """The second loss leaves the UPS unread, and the return of the first does not end it."""
     hears, two = Listener(), ("snmp:10.0.0.5", "nut:rack@10.0.0.6")
-    told = [hears.tell(note("source_lost", Level.ERROR, "no answer", source=each, conduct="alarm")) for each in two]
-    assert [len(each) for each in told] == [1, 1]
+    found = [hears.tell(note("source_lost", Level.ERROR, "no answer", source=each, conduct="alarm")) for each in two]
+    assert [len(each) for each in found] == [1, 1]
     (back,) = hears.tell(note("source_recovered", Level.INFO, f"{two[0]} answers", source=two[0]))
-    assert back.key == told[0][0].key
-    assert list(hears.standing) == [told[1][0].key]
+    assert back.key == found[0][0].key
+    assert list(hears.standing) == [found[1][0].key]
 
 
 def test_what_a_reboot_has_ended_does_not_stand() -> None:
@@ -166,7 +168,7 @@ def test_what_a_reboot_has_ended_does_not_stand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "expected"),
     [
         (State(), 1),
         (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.EXIT, pause_ordered=True),)), 0),
@@ -174,10 +176,13 @@ def test_what_a_reboot_has_ended_does_not_stand() -> None:
         (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.PAUSE, pause_ordered=True),)), 1),
         (scene("shutdown").state, 0),
     ],
-    ids=["unknown", "told to exit", "not told", "told to pause", "the host stops"],
+    ids=["unknown", "asked to exit", "not asked", "asked to pause", "the host stops"],
 )
-def test_a_trainer_is_missed_unless_it_was_told_to_go(state: State, told: int) -> None:
-    assert len(Listener().tell(note("trainer_gone", because="no longer reachable", trainer="llm"), state=state)) == told
+def test_a_trainer_is_missed_unless_it_was_told_to_go(state: State, expected: int) -> None:
+    assert (
+        len(Listener().tell(note("trainer_gone", because="no longer reachable", trainer="llm"), state=state))
+        == expected
+    )
 
 
 def test_levels() -> None:
@@ -200,8 +205,8 @@ def test_reasons_begin_and_end() -> None:
 
 def test_too_many_become_one_and_an_outage_gets_through() -> None:
     hears = Listener()
-    told = [hears.tell(note("power_on_blocked", method=f"w{number}")) for number in range(1000)]
-    assert sum(map(len, told)) == 60
+    found = [hears.tell(note("power_on_blocked", method=f"w{number}")) for number in range(1000)]
+    assert sum(map(len, found)) == 60
     assert len(hears.tell(*began(), *ended())) == 2
     (summary,) = hears.watch({}, State(), "armed")
     assert (summary.title, summary.level) == ("gpu-01: 940 more alarms", "error")
@@ -235,10 +240,10 @@ def test_every_note_has_words(language: str, event: str) -> None:
     """With no number at all, and with hostile ones: braces, newlines, controls."""
     bad: dict[str, Any] = {"source": "{host}\n\x1b[31m", "trainer": "%s{0}", "away_s": float("nan"), "lasted_s": -1e300}
     for numbers in ({}, bad):
-        for told in Listener(language).tell(note(event, Level.ERROR, "{because}\u202e", **numbers)):
-            assert told.title.startswith("gpu-01")
-            assert told.text
-            assert (told.title + told.text).isprintable()
+        for each in Listener(language).tell(note(event, Level.ERROR, "{because}\u202e", **numbers)):
+            assert each.title.startswith("gpu-01")
+            assert each.text
+            assert (each.title + each.text).isprintable()
 
 
 def test_an_order_that_failed_is_named_by_what_it_was_to_do() -> None:
@@ -247,8 +252,8 @@ def test_an_order_that_failed_is_named_by_what_it_was_to_do() -> None:
     named = {name.removeprefix("action failed ") for name in texts("en")["alarms"] if name.startswith("action failed ")}
     assert named <= orders
     for action, title in (("TriggerCheckpoint", "a checkpoint failed"), ("Reboot", "an order failed")):
-        (told,) = Listener("en").tell(note("action_failed", Level.ERROR, "timed out", action=action))
-        assert told.title == f"gpu-01: {title}"
+        (result,) = Listener("en").tell(note("action_failed", Level.ERROR, "timed out", action=action))
+        assert result.title == f"gpu-01: {title}"
 
 
 def test_the_languages_say_the_same() -> None:

@@ -57,8 +57,8 @@ class Server(Controller):
             tls_context=self._tls,
             require_starttls=True,
             auth_required=True,
-            authenticator=lambda _s, _m, _e, _k, told: AuthResult(
-                success=told.password == b"hunter2-secret", handled=False
+            authenticator=lambda _s, _m, _e, _k, given: AuthResult(
+                success=given.password == b"hunter2-secret", handled=False
             ),
         )
 
@@ -162,16 +162,16 @@ async def test_refusals_are_told(server: Server, box: Mailbox, authority: Author
         assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, "552 the mailbox is full")}
     wrong = mail(server.port, tmp_path, authority, "wrong-secret-x")
     async with post(options(ops=wrong), tmp_path) as made:
-        told = (await made.messenger.test(["ops"], 30.0))["ops"]
-        assert told[0] is False
-        assert told[1].startswith("535 ")
+        result = (await made.messenger.test(["ops"], 30.0))["ops"]
+        assert result[0] is False
+        assert result[1].startswith("535 ")
 
 
 async def test_a_password_that_smtp_cannot_send_is_named(server: Server, authority: Authority, tmp_path: Path) -> None:
     """Else the answer is the name of an exception of Python's."""
     async with post(options(ops=mail(server.port, tmp_path, authority, "p\u00e4ssword")), tmp_path) as made:
-        told = "its login takes only ASCII letters in user and password: give the account another password"
-        assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, told)}
+        text = "its login takes only ASCII letters in user and password: give the account another password"
+        assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, text)}
 
 
 async def test_a_wrong_certificate_ends_it_before_the_login(box: Mailbox, authority: Authority, tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ async def test_a_wrong_certificate_ends_it_before_the_login(box: Mailbox, author
     server.start()
     try:
         async with post(options(ops=mail(server.port, tmp_path, authority)), tmp_path) as made:
-            told = (await made.messenger.test(["ops"], 30.0))["ops"]
-            assert told[0] is False
-            assert told[1].startswith("its certificate does not verify (IP address mismatch")
+            result = (await made.messenger.test(["ops"], 30.0))["ops"]
+            assert result[0] is False
+            assert result[1].startswith("its certificate does not verify (IP address mismatch")
     finally:
         server.stop()
     assert box.mails == []
@@ -201,8 +201,8 @@ async def test_a_server_without_starttls_gets_no_password(box: Mailbox, authorit
     server.start()
     try:
         async with post(options(ops=mail(server.port, tmp_path, authority)), tmp_path) as made:
-            told = "it does not offer STARTTLS or a login that we know: see tls and port"
-            assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, told)}
+            text = "it does not offer STARTTLS or a login that we know: see tls and port"
+            assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, text)}
         plain = {**mail(server.port, tmp_path, authority), "tls": "none", "user": None, "password": None}
         async with post(options(ops=plain), tmp_path) as made:
             assert await made.messenger.test(["ops"], 30.0) == {"ops": (True, "accepted")}
@@ -213,8 +213,8 @@ async def test_a_server_without_starttls_gets_no_password(box: Mailbox, authorit
 
 async def test_nobody_there(authority: Authority, tmp_path: Path) -> None:
     async with post(options(ops=mail(free_port(), tmp_path, authority)), tmp_path) as made:
-        told = "no mail server answers (Connection refused)"
-        assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, told)}
+        text = "no mail server answers (Connection refused)"
+        assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, text)}
 
 
 async def test_a_server_that_drips_is_left_at_the_limit(authority: Authority, tmp_path: Path) -> None:
@@ -279,11 +279,11 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), COMMANDS, ids=[told for _, told in COMMANDS])
-async def test_a_program_that_fails_is_told(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
-    async with post(options(own=command(*words, limit_s=2 if "no answer" in told else 30)), tmp_path) as made:
+@pytest.mark.parametrize(("words", "expected"), COMMANDS, ids=[each for _, each in COMMANDS])
+async def test_a_program_that_fails_is_told(tmp_path: Path, words: tuple[str, ...], expected: str) -> None:
+    async with post(options(own=command(*words, limit_s=2 if "no answer" in expected else 30)), tmp_path) as made:
         began_s = time.monotonic()
-        assert await made.messenger.test(["own"], 30.0) == {"own": (False, told)}
+        assert await made.messenger.test(["own"], 30.0) == {"own": (False, expected)}
         assert time.monotonic() - began_s < 20
 
 
@@ -292,7 +292,7 @@ async def test_a_program_that_leaves_a_child_behind_has_delivered(tmp_path: Path
     for limit_s in (2, 10, 25):  # on a busy machine the shell may need more than the first
         target = command("/bin/sh", "-c", "sleep 60 & echo paged", limit_s=limit_s)
         async with post(options(own=target), tmp_path) as made:
-            told = [(await made.messenger.test(["own"], most_s))["own"] for most_s in (30.0, limit_s / 2)]
-        if all(is_delivered for is_delivered, _ in told):
+            found = [(await made.messenger.test(["own"], most_s))["own"] for most_s in (30.0, limit_s / 2)]
+        if all(is_delivered for is_delivered, _ in found):
             break
-    assert told == [(True, "exit status 0: paged")] * 2
+    assert found == [(True, "exit status 0: paged")] * 2

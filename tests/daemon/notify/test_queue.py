@@ -314,8 +314,8 @@ async def test_messages_go_on_after_a_restart(tmp_path: Path) -> None:
     async with post(options(own=works), tmp_path, clock) as made:
         assert made.view("own").failed >= 1
         await made.until(lambda: made.view("own").queued == 0)
-    told = [json.loads(line)["because"] for line in got.read_text(encoding="utf-8").splitlines()]
-    assert told == [*map(str, range(20)), "the last word"]
+    answer = [json.loads(line)["because"] for line in got.read_text(encoding="utf-8").splitlines()]
+    assert answer == [*map(str, range(20)), "the last word"]
 
 
 async def test_names_of_targets_are_all_that_the_file_knows_of_them(tmp_path: Path) -> None:

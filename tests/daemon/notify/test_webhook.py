@@ -140,13 +140,15 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "how", "told"), ANSWERS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("make", "how", "expected"), ANSWERS, ids=lambda value: value if isinstance(value, str) else ""
+)
 async def test_a_refusal_is_shown_as_it_was_said(
-    receiver: Receiver, tmp_path: Path, make: Callable[..., web.Response], how: dict[str, Any], told: str
+    receiver: Receiver, tmp_path: Path, make: Callable[..., web.Response], how: dict[str, Any], expected: str
 ) -> None:
     receiver.answer = lambda: make(**how)
     async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
-        assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, told)}
+        assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, expected)}
 
 
 async def test_a_hanging_and_a_dripping_target_end_at_the_limit(receiver: Receiver, tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ async def test_nobody_there(tmp_path: Path) -> None:
 async def test_a_certificate_is_verified(tmp_path: Path) -> None:
     """Verification is on; an expired one, and one of an authority that is not named, are not believed."""
     authority = Authority(tmp_path)
-    for days, names, told in (
+    for days, names, each in (
         (7, ("127.0.0.1",), (True, "200 ok")),
         (-7, ("127.0.0.1",), (False, "its certificate does not verify (certificate has expired): see ca_file")),
         (7, ("other.example",), None),
@@ -215,7 +217,7 @@ async def test_a_certificate_is_verified(tmp_path: Path) -> None:
         runner = await serve(receiver, tls)
         async with post(options(hook=hook(receiver, tmp_path, ca_file=str(authority.pem))), tmp_path) as made:
             found = (await made.messenger.test(["hook"], 30.0))["hook"]
-            assert found == told if told else (found[0] is False and "does not verify" in found[1])
+            assert found == each if each else (found[0] is False and "does not verify" in found[1])
         async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
             assert (await made.messenger.test(["hook"], 30.0))["hook"][0] is False
         await runner.cleanup()
@@ -252,11 +254,11 @@ async def test_no_secret_gets_out(receiver: Receiver, tmp_path: Path, caplog: py
     async with post(options(**targets), tmp_path) as made:
         made.hear(*began())
         await made.until(lambda: all(view.failed for view in made.messenger.views()))
-        told = json.dumps([str(view) for view in made.messenger.views()]) + str(made.messenger.pending(100))
-        told += str(await made.messenger.test(list(targets), 30.0))
+        result = json.dumps([str(view) for view in made.messenger.views()]) + str(made.messenger.pending(100))
+        result += str(await made.messenger.test(list(targets), 30.0))
         assert "forbidden: [redacted]" in made.view("echo").answer
         assert "other users can read this secret" in made.view("open").answer
-    assert "SECRET" not in told
+    assert "SECRET" not in result
     assert "SECRET" not in caplog.text
     assert not any(b"SECRET" in path.read_bytes() for path in Path.glob(tmp_path, "messages.sqlite*"))
 

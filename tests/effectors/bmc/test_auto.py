@@ -63,18 +63,18 @@ async def test_in_band_comes_first_and_asks_nobody_else(
 ) -> None:
     async with device.listening() as path, OwnRedfish(certificate) as other:
         given = redfish_options(tmp_path, other.port, certificate, kind="auto", socket=str(path))
-        told = dict(await BmcEffector(given, limit_s=30.0).carry_out(ENSURE))
-        assert (told["engine"], told["verified"], "earlier" in told) == ("in-band", True, False)
+        detail = dict(await BmcEffector(given, limit_s=30.0).carry_out(ENSURE))
+        assert (detail["engine"], detail["verified"], "earlier" in detail) == ("in-band", True, False)
         assert other.heard == []
 
 
 async def test_without_the_helper_redfish_is_next(tmp_path: Path, certificate: Certificate) -> None:
     async with OwnRedfish(certificate) as bmc:
         given = redfish_options(tmp_path, bmc.port, certificate, kind="auto", socket=str(tmp_path / "none.sock"))
-        told = dict(await BmcEffector(given, limit_s=30.0).carry_out(ENSURE))
-        assert (told["engine"], told["changed"]) == ("redfish", True)
-        assert str(told["earlier"]).startswith("in-band: ")
-        assert "powerguard-ipmi.socket is not listening" in str(told["earlier"])
+        detail = dict(await BmcEffector(given, limit_s=30.0).carry_out(ENSURE))
+        assert (detail["engine"], detail["changed"]) == ("redfish", True)
+        assert str(detail["earlier"]).startswith("in-band: ")
+        assert "powerguard-ipmi.socket is not listening" in str(detail["earlier"])
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")
@@ -91,9 +91,9 @@ async def test_who_acknowledges_and_does_nothing_is_passed_over(
         given = redfish_options(
             tmp_path, other.port, certificate, kind="auto", socket=str(path), port=bmc.port, password=PASSWORD
         )
-        told = dict(await BmcEffector(given, limit_s=30.0).carry_out(ENSURE))
-        assert (told["engine"], told["changed"], told["before"]) == ("ipmi-lan", True, "last-state")
-        earlier = str(told["earlier"])
+        detail = dict(await BmcEffector(given, limit_s=30.0).carry_out(ENSURE))
+        assert (detail["engine"], detail["changed"], detail["before"]) == ("ipmi-lan", True, "last-state")
+        earlier = str(detail["earlier"])
         assert earlier.index("in-band: BMC in-band: acknowledged always-on but") < earlier.index(
             "redfish: BMC 127.0.0.1"
         )
@@ -137,10 +137,10 @@ async def test_bracket_sets_it_for_the_outage_and_tells_what_to_put_back(device:
         assert device.policy == "always-off"
         first = dict(await mine.carry_out(ENSURE))
         assert (first["policy"], first["restore"], device.policy) == ("always-on", "always-off", "always-on")
-        for folder, told in ((device.folder, "always-off"), (None, None)):
+        for folder, each in ((device.folder, "always-off"), (None, None)):
             later = BmcEffector(options, folder=folder, limit_s=30.0)
             again = dict(await later.carry_out(ENSURE))
-            assert (again["changed"], again.get("restore")) == (False, told)
+            assert (again["changed"], again.get("restore")) == (False, each)
         back = dict(await mine.carry_out(PUT_BACK))
         assert (back["policy"], back["before"], back["changed"]) == ("always-off", "always-on", True)
         assert device.policy == "always-off"
@@ -163,8 +163,8 @@ async def test_what_was_set_and_not_read_back_is_to_be_put_back_all_the_same(
         assert "restore" not in dict(await mine.carry_out(HOURLY))
         order = replace(ENSURE, by_s=boottime_s() + 30.0)
         if kind == "auto":
-            told = dict(await mine.carry_out(order))
-            assert (told["engine"], told["changed"], told["restore"]) == ("ipmi-lan", False, "last-state")
+            outcome = dict(await mine.carry_out(order))
+            assert (outcome["engine"], outcome["changed"], outcome["restore"]) == ("ipmi-lan", False, "last-state")
         else:
             with pytest.raises(BmcError, match="acknowledged always-on but still reads last-state") as raised:
                 await mine.carry_out(order)
@@ -186,10 +186,10 @@ async def test_what_an_outage_found_is_put_back_over_always_on_alone(
             if kind == "ipmi-lan":
                 given = given.model_copy(update={"ca": None, "fingerprint": None})
             mine = BmcEffector(given, limit_s=30.0)
-            told = dict(await mine.carry_out(PUT_BACK))
-            assert (told["policy"], told["before"], told["changed"]) == ("always-off", "always-on", True)
-            told = dict(await mine.carry_out(replace(PUT_BACK, policy="last-state")))
-            assert (told["policy"], told["changed"]) == ("always-off", False)
+            detail = dict(await mine.carry_out(PUT_BACK))
+            assert (detail["policy"], detail["before"], detail["changed"]) == ("always-off", "always-on", True)
+            detail = dict(await mine.carry_out(replace(PUT_BACK, policy="last-state")))
+            assert (detail["policy"], detail["changed"]) == ("always-off", False)
             assert own.count("PATCH") == (kind == "redfish")
             heard.extend(word for word in lan.heard if word.startswith("set "))
             for word in ("always-on", "unknown", "", "../etc"):

@@ -106,8 +106,8 @@ async def test_observe_never_writes(tmp_path: Path) -> None:
     """The wrong policy is an alarm, the right one is verified, and no set command is sent, not even to ask."""
     async with SimBmc(USER, PASSWORD, policy="always-off") as bmc:
         observer = BmcEffector(options(tmp_path, bmc.port, USER, PASSWORD, observe=True), limit_s=15.0)
-        told = await failure_of(observer)
-        assert "is always-off, so this host stays off" in str(told)
+        result = await failure_of(observer)
+        assert "is always-off, so this host stays off" in str(result)
         assert (await observer.probe(15.0)).supported is None
         assert set(bmc.heard) == {"status", "cause"}
         await effector(tmp_path, bmc.port).carry_out(ENSURE)
@@ -132,7 +132,7 @@ async def test_only_its_own_action_is_carried_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("faults", "failure", "told"),
+    ("faults", "failure", "expected"),
     [
         (Faults(refuse=0xC1), Failure.UNSUPPORTED, "0xC1 (invalid command; IPMI 2.0 table 5-2); this board"),
         (Faults(refuse=0xCC), Failure.UNSUPPORTED, "0xCC"),
@@ -145,7 +145,7 @@ async def test_only_its_own_action_is_carried_out() -> None:
     ],
 )
 async def test_a_fault_is_told_with_where_and_what_would_be_right(
-    tmp_path: Path, faults: Faults, failure: Failure, told: str
+    tmp_path: Path, faults: Faults, failure: Failure, expected: str
 ) -> None:
     """Each failure names the BMC, what was seen and what to do; the BMC keeps what it had."""
     async with SimBmc(USER, PASSWORD, faults=faults) as bmc:
@@ -155,7 +155,7 @@ async def test_a_fault_is_told_with_where_and_what_would_be_right(
             error = await failure_of(effector(tmp_path, bmc.port))
         assert error.failure is failure
         assert str(error).startswith(f"BMC 127.0.0.1 port {bmc.port}: ")
-        assert told in str(error)
+        assert expected in str(error)
         assert "\n" not in str(error)
         assert bmc.policy == "last-state"
 
@@ -217,13 +217,13 @@ async def test_a_wrong_password_is_not_sent_by_several_questions_at_once(tmp_pat
     worker = Worker(ok=False, failure="auth-failed", text="Incorrect password provided")
     mine = BmcEffector(options(tmp_path, 623, USER, PASSWORD), spawn=worker)
     worker.free.set()
-    *told, watts = await asyncio.gather(
+    *result, watts = await asyncio.gather(
         mine.status(60.0), mine.probe(60.0), mine.power_watts(60.0), return_exceptions=True
     )
     assert worker.asked == 1
     # Which of the three was first is for the threads that read the password; of the draw no refusal is shown.
     first, later = "the next try is in 10 minutes", "login was refused"
-    assert all(first in str(each) or later in str(each) for each in told), told
+    assert all(first in str(each) or later in str(each) for each in result), result
     assert watts is None
 
 
@@ -364,7 +364,7 @@ async def test_the_password_is_nowhere_to_be_seen(tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.parametrize(
-    ("ended", "told"),
+    ("ended", "expected"),
     [
         (Ended(returncode=1, stdout=b"", stderr=b"ModuleNotFoundError: pyghmi"), "ended with status 1 and no answer"),
         (Ended(returncode=0, stdout=b"[1]", stderr=b""), "no answer"),
@@ -376,7 +376,7 @@ async def test_the_password_is_nowhere_to_be_seen(tmp_path: Path, caplog: pytest
     ],
 )
 async def test_nothing_that_a_worker_says_is_taken_for_verified_unless_it_is(
-    tmp_path: Path, ended: Ended, told: str
+    tmp_path: Path, ended: Ended, expected: str
 ) -> None:
     """Only bytes of a chassis status that say always-on count; the rest is an error of one line."""
 
@@ -386,7 +386,7 @@ async def test_nothing_that_a_worker_says_is_taken_for_verified_unless_it_is(
         return ended
 
     error = await failure_of(BmcEffector(options(tmp_path, 623, USER, PASSWORD), spawn=spawn))
-    assert told in str(error)
+    assert expected in str(error)
     assert error.failure in (Failure.PROTOCOL, Failure.MISMATCH)
 
 
@@ -423,7 +423,7 @@ async def test_a_worker_that_cannot_be_started_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "password", "told"),
+    ("mode", "password", "expected"),
     [
         (0o644, "x", "other users can read"),
         (0o600, "", "is empty"),
@@ -432,7 +432,7 @@ async def test_a_worker_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     ],
 )
 async def test_an_unusable_password_is_told_before_anything_is_sent(
-    tmp_path: Path, mode: int | None, password: str, told: str
+    tmp_path: Path, mode: int | None, password: str, expected: str
 ) -> None:
     """Missing, empty, readable by others, longer than the protocol has room for."""
     given = options(tmp_path, 623, USER, password)
@@ -441,7 +441,7 @@ async def test_an_unusable_password_is_told_before_anything_is_sent(
         path.unlink()
     else:
         path.chmod(mode)
-    assert told in str(await failure_of(BmcEffector(given)))
+    assert expected in str(await failure_of(BmcEffector(given)))
 
 
 async def test_a_password_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> None:
@@ -475,6 +475,6 @@ async def test_the_worker_answers_nonsense_with_a_protocol_error() -> None:
 
     for nonsense in (b"", b"[]", b'{"operation": "status", "password": "c2VjcmV0"}', b"\xff"):
         ended = await run_child(WORKER, limit_s=60.0, stdin=nonsense)
-        told = json.loads(ended.stdout)
-        assert (ended.returncode, told["ok"], told["failure"]) == (0, False, "protocol-error")
+        shown = json.loads(ended.stdout)
+        assert (ended.returncode, shown["ok"], shown["failure"]) == (0, False, "protocol-error")
         assert b"c2VjcmV0" not in ended.stdout + ended.stderr

@@ -130,11 +130,11 @@ def test_an_empty_status_is_a_protocol_error() -> None:
 
 def test_a_probe_takes_no_for_an_answer() -> None:
     """Support and restart cause are optional; a look sends nothing but reads."""
-    told = Scripted((0, ON), (0xC1, b""), (0xC1, b"")).exchange.probe(ask_support=True)
-    assert (told.status, told.support, told.cause) == (ON, None, None)
+    result = Scripted((0, ON), (0xC1, b""), (0xC1, b"")).exchange.probe(ask_support=True)
+    assert (result.status, result.support, result.cause) == (ON, None, None)
     bmc = Scripted((0, ON), (0, b"\x06\x00"))
-    told = bmc.exchange.probe(ask_support=False)
-    assert (told.support, told.cause) == (None, b"\x06\x00")
+    result = bmc.exchange.probe(ask_support=False)
+    assert (result.support, result.cause) == (None, b"\x06\x00")
     assert bmc.sent == [(1, b""), (7, b"")]
 
 
@@ -171,6 +171,6 @@ async def test_silence_after_a_refusal_is_silence() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bmc:
         bmc.bind(("127.0.0.1", 0))
         argv = (sys.executable, "-c", _FALLS_SILENT, str(bmc.getsockname()[1]))
-        told = json.loads((await run_child(argv, limit_s=60.0)).stdout)
-    assert (told["ok"], told["failure"]) == (False, Failure.TIMEOUT)
-    assert told["text"] == "answered the login, then fell silent during Get System Restart Cause"
+        answer = json.loads((await run_child(argv, limit_s=60.0)).stdout)
+    assert (answer["ok"], answer["failure"]) == (False, Failure.TIMEOUT)
+    assert answer["text"] == "answered the login, then fell silent during Get System Restart Cause"

@@ -46,9 +46,9 @@ async def ensure(path: Path, *, limit_s: float = 30.0) -> Detail:
 async def test_the_policy_is_set_once_and_verified(device: IpmiDevice) -> None:
     """Through the socket as systemd serves it; the second time nothing is written; the cause of the start is told."""
     async with device.listening() as path:
-        told = dict(await ensure(path))
-        assert (told["engine"], told["before"], told["policy"]) == ("in-band", "last-state", "always-on")
-        assert (told["changed"], told["verified"], told["ac_failed"]) == (True, True, True)
+        result = dict(await ensure(path))
+        assert (result["engine"], result["before"], result["policy"]) == ("in-band", "last-state", "always-on")
+        assert (result["changed"], result["verified"], result["ac_failed"]) == (True, True, True)
         assert dict(await ensure(path))["changed"] is False
         assert device.heard == ["00/01", "00/06", "00/01", "00/01"]
         seen = await BmcEffector(BmcOptions(kind="in-band", socket=str(path))).probe(30.0)
@@ -66,17 +66,17 @@ async def test_the_policy_is_set_once_and_verified(device: IpmiDevice) -> None:
 def test_answers_to_others_are_passed_over(device: IpmiDevice) -> None:
     """What an earlier time-out left in the queue carries another number; ours is found behind it, also a long one."""
     device.misbehave(stale=5, status_bytes=290)
-    status, told = device.say("status")
-    assert (status, told["failure"], told["status"][:2]) == (0, None, "21")
+    status, result = device.say("status")
+    assert (status, result["failure"], result["status"][:2]) == (0, None, "21")
     device.misbehave(stale=64)
-    status, told = device.say("status")
-    assert (status, told["failure"]) == (1, "protocol-error")
-    assert "64 answers, and none of them to Get Chassis Status" in told["text"]
+    status, result = device.say("status")
+    assert (status, result["failure"]) == (1, "protocol-error")
+    assert "64 answers, and none of them to Get Chassis Status" in result["text"]
 
 
 @pytest.mark.peer("cc")
 @pytest.mark.parametrize(
-    ("faults", "failure", "told"),
+    ("faults", "failure", "expected"),
     [
         ({"mute": True}, "timeout", "the BMC does not answer Get Chassis Status"),
         ({"busy": 99}, "busy", "0xC0"),
@@ -88,21 +88,21 @@ def test_answers_to_others_are_passed_over(device: IpmiDevice) -> None:
         ({"number": 5}, "protocol-error", "Input/output error"),
     ],
 )
-def test_a_fault_is_told_and_in_time(device: IpmiDevice, faults: dict[str, int], failure: str, told: str) -> None:
+def test_a_fault_is_told_and_in_time(device: IpmiDevice, faults: dict[str, int], failure: str, expected: str) -> None:
     device.misbehave(**faults)  # type: ignore[arg-type]  # each is what its name says
     for _ in quickly(3.0):
         status, answer = device.say("ensure", "--within-s", "1")
     assert (status, answer["failure"]) == (1, failure)
-    assert told in answer["text"]
+    assert expected in answer["text"]
     assert device.policy == "last-state"
 
 
 @pytest.mark.peer("cc")
 def test_a_device_that_is_none(device: IpmiDevice, tmp_path: Path) -> None:
     """Absent, the driver missing; a folder; a file that knows no such call."""
-    status, told = device.say("status", device=tmp_path / "ipmi9")
-    assert (status, told["failure"]) == (1, "unreachable")
-    assert "ipmi9: not there: modprobe -a ipmi_si ipmi_devintf" in told["text"]
+    status, result = device.say("status", device=tmp_path / "ipmi9")
+    assert (status, result["failure"]) == (1, "unreachable")
+    assert "ipmi9: not there: modprobe -a ipmi_si ipmi_devintf" in result["text"]
     assert device.say("status", device=tmp_path)[1]["failure"] == "protocol-error"
     plain = tmp_path / "plain"
     plain.touch()
@@ -113,7 +113,7 @@ def test_a_device_that_is_none(device: IpmiDevice, tmp_path: Path) -> None:
 
 @pytest.mark.peer("cc")
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ({"word": "off"}, "unknown word; the words are status, ensure, probe, look"),
         ({"word": "ensure", "policy": "always-off"}, "takes within_s "),
@@ -123,11 +123,11 @@ def test_a_device_that_is_none(device: IpmiDevice, tmp_path: Path) -> None:
         ({"word": "raw", "netfn": 0, "cmd": 2}, "unknown word"),
     ],
 )
-def test_nothing_else_can_be_said(device: IpmiDevice, line: dict[str, object], told: str) -> None:
+def test_nothing_else_can_be_said(device: IpmiDevice, line: dict[str, object], expected: str) -> None:
     """No policy but always-on, no time of one's own, and nothing raw."""
     _, answer = device.say("serve", line=json.dumps(line).encode() + b"\n")
     assert answer["ok"] is False
-    assert told in answer["error"]
+    assert expected in answer["error"]
     assert device.heard == []
 
 
@@ -199,8 +199,8 @@ async def test_who_says_nothing_holds_nobody_up(device: IpmiDevice) -> None:
             await silent[1][1].drain()
             assert dict(await ensure(path))["verified"] is True
             opened.extend(silent)
-        told = [await reader.readline() for reader, _ in opened]
-        assert all(b"no whole line within 2 s" in line for line in told)
+        found = [await reader.readline() for reader, _ in opened]
+        assert all(b"no whole line within 2 s" in line for line in found)
         for _, writer in opened:
             writer.close()
 
@@ -213,7 +213,7 @@ def test_it_ends_when_nobody_comes_any_more(device: IpmiDevice) -> None:
         listening.listen()
         listening.set_inheritable(True)
         code = "import sys; from powerguard.effectors.bmc import helper; "
-        code += f"sys.exit(helper.listen({listening.fileno()}, lambda told: dict(told), 3.0))"
+        code += f"sys.exit(helper.listen({listening.fileno()}, lambda request: dict(request), 3.0))"
         argv = [sys.executable, "-c", code]
         with subprocess.Popen(argv, pass_fds=[listening.fileno()], cwd=ROOT) as served:
             for number in range(2):

@@ -82,8 +82,8 @@ def test_support_is_a_mask() -> None:
 
 def test_restart_cause_names_the_layer_that_brought_the_host_back() -> None:
     """Section 28.11: 4 watchdog, 6 always-on policy, 7 last state, Bh clock; the rest of the byte is reserved."""
-    told = {code: decode_restart_cause(bytes([code, 0x01])) for code in (0x00, 0x04, 0x06, 0x07, 0x0B, 0xF6, 0x0C)}
-    assert told == {
+    decoded = {code: decode_restart_cause(bytes([code, 0x01])) for code in (0x00, 0x04, 0x06, 0x07, 0x0B, 0xF6, 0x0C)}
+    assert decoded == {
         0x00: "unknown",
         0x04: "watchdog",
         0x06: "policy-always-on",
@@ -100,9 +100,9 @@ def test_every_completion_code_has_a_kind_and_a_sentence() -> None:
     assert completion(0x00) is None
     kinds: dict[int, Failure] = {}
     for code in range(1, 256):
-        told = completion(code)
-        assert told is not None
-        kinds[code], meaning = told
+        result = completion(code)
+        assert result is not None
+        kinds[code], meaning = result
         assert len(meaning) > 8
     assert {code for code, kind in kinds.items() if kind is Failure.BUSY} == BUSY
     assert {code for code, kind in kinds.items() if kind is Failure.UNSUPPORTED} == UNSUPPORTED
@@ -112,7 +112,7 @@ def test_every_completion_code_has_a_kind_and_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({}, "kind"),
         ({"kind": "ipmi"}, "'none', 'auto', 'in-band', 'redfish' or 'ipmi-lan'"),
@@ -135,9 +135,9 @@ def test_every_completion_code_has_a_kind_and_a_sentence() -> None:
         ({"kind": "auto", "host": "10.0.8.21"}, "kind auto needs user, password"),
     ],
 )
-def test_settings_mistakes_are_named(given: dict[str, object], told: str) -> None:
+def test_settings_mistakes_are_named(given: dict[str, object], expected: str) -> None:
     """What is wrong and what would be right, before anything is sent to a BMC."""
-    with pytest.raises(ValidationError, match=told):
+    with pytest.raises(ValidationError, match=expected):
         BmcOptions.model_validate(given)
 
 

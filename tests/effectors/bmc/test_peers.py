@@ -61,16 +61,16 @@ async def test_the_policy_is_set_verified_and_outlives_the_bmc(tmp_path: Path, b
     for heard in until_heard(["status", "set", "status", "status"]):
         async with IpmiSim(plugin=True, policy=before) as bmc:
             mine = effector(tmp_path, bmc)
-            told = dict(await mine.carry_out(ENSURE))
-            assert (told["before"], told["policy"], told["verified"], told["changed"]) == (
+            detail = dict(await mine.carry_out(ENSURE))
+            assert (detail["before"], detail["policy"], detail["verified"], detail["changed"]) == (
                 before,
                 "always-on",
                 True,
                 True,
             )
             await bmc.restart()
-            told = dict(await mine.carry_out(ENSURE))
-            assert (told["before"], told["changed"]) == ("always-on", False)
+            detail = dict(await mine.carry_out(ENSURE))
+            assert (detail["before"], detail["changed"]) == ("always-on", False)
             heard.extend(bmc.heard)
             assert (await mine.probe(15.0)).supported == frozenset(PowerRestorePolicy) - {PowerRestorePolicy.UNKNOWN}
 
@@ -87,13 +87,13 @@ async def test_others_read_what_we_set_and_we_find_what_others_changed(tmp_path:
         assert await other.config_policy() == "On_State_AC_Apply"
         await other.set_policy("Restore_State_AC_Apply")
         assert bmc.policy == "last-state"
-        told = dict(await mine.carry_out(ENSURE))
-        assert (told["before"], told["changed"]) == ("last-state", True)
+        detail = dict(await mine.carry_out(ENSURE))
+        assert (detail["before"], detail["changed"]) == ("last-state", True)
         assert bmc.policy == "always-on"
         bracket = options(tmp_path, bmc.port, bmc.user, bmc.password).model_copy(update={"policy": "bracket"})
         back = RestorePolicy(id="back-1", by_s=1e9, outage="outage-1", policy="last-state")
-        told = dict(await BmcEffector(bracket, limit_s=15.0).carry_out(back))
-        assert (told["before"], told["policy"], told["changed"]) == ("always-on", "last-state", True)
+        detail = dict(await BmcEffector(bracket, limit_s=15.0).carry_out(back))
+        assert (detail["before"], detail["policy"], detail["changed"]) == ("always-on", "last-state", True)
         assert await read_with_ipmitool(tmp_path, bmc.port, bmc.user, bmc.password) == "previous"
 
 
@@ -145,8 +145,8 @@ async def test_short_and_long_status_answers_are_read(tmp_path: Path, status_byt
     """Boards cut and stretch them; the policy is in the first byte."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(status_bytes=status_bytes)
-        told = dict(await effector(tmp_path, bmc).carry_out(ENSURE))
-        assert (told["verified"], told["ac_failed"]) == (True, None if status_bytes == 1 else False)
+        detail = dict(await effector(tmp_path, bmc).carry_out(ENSURE))
+        assert (detail["verified"], detail["ac_failed"]) == (True, None if status_bytes == 1 else False)
 
 
 async def test_a_wrong_password_and_an_unknown_user(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ async def test_openipmis_watchdog_is_armed_fires_and_says_so(tmp_path: Path) -> 
             armed = Timer.decode(ipmi.arm(exchange, 1))
             assert (armed.is_ours, armed.initial_s, armed.present_s, armed.expired) == (True, 1.0, None, False)
             host.wait_for(host.POWER_OFF)
-            told, changed = ipmi.disarm(exchange)
+            result, changed = ipmi.disarm(exchange)
             assert changed
-            assert Timer.decode(told) == Timer(False, 4, 0, expired=True, initial_s=10.0)
-            assert ipmi.disarm(exchange) == (told, False)
+            assert Timer.decode(result) == Timer(False, 4, 0, expired=True, initial_s=10.0)
+            assert ipmi.disarm(exchange) == (result, False)
             reset = Command("Set Watchdog Timer", 0x06, 0x24, bytes.fromhex("440100102823"))
             exchange.ask(reset)
             with pytest.raises(BmcFailure, match="another program") as caught:

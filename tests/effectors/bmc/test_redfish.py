@@ -120,9 +120,14 @@ async def test_the_policy_is_set_once_and_verified(tmp_path: Path, certificate: 
     """Found, changed with its ETag, read back; the second time nothing is written."""
     async with OwnRedfish(certificate) as bmc:
         mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate))
-        told = dict(await mine.carry_out(ENSURE))
-        assert (told["engine"], told["before"], told["policy"]) == ("redfish", "last-state", "always-on")
-        assert (told["changed"], told["verified"], told["power_on"], told["ac_failed"]) == (True, True, True, None)
+        detail = dict(await mine.carry_out(ENSURE))
+        assert (detail["engine"], detail["before"], detail["policy"]) == ("redfish", "last-state", "always-on")
+        assert (detail["changed"], detail["verified"], detail["power_on"], detail["ac_failed"]) == (
+            True,
+            True,
+            True,
+            None,
+        )
         assert bmc.system["PowerRestorePolicy"] == "AlwaysOn"
         assert dict(await mine.carry_out(ENSURE))["changed"] is False
         assert bmc.count("PATCH") == 1
@@ -159,8 +164,8 @@ async def test_observe_never_writes(tmp_path: Path, certificate: Certificate) ->
 async def test_hpe_has_its_own_property(tmp_path: Path, certificate: Certificate, vendor: str) -> None:
     """By another name up to iLO 4."""
     async with OwnRedfish(certificate, shape=vendor, policy="Restore") as bmc:
-        told = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
-        assert (told["before"], told["policy"], told["changed"]) == ("last-state", "always-on", True)
+        detail = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
+        assert (detail["before"], detail["policy"], detail["changed"]) == ("last-state", "always-on", True)
         assert bmc.system["Oem"] == {vendor: {"PowerAutoOn": "PowerOn"}}
 
 
@@ -172,8 +177,8 @@ async def test_what_the_bios_stages_is_read_and_never_written(tmp_path: Path, ce
         assert error.failure is Failure.UNSUPPORTED
         assert "BIOS attribute AcPwrRcvry reads 'Last';" in str(error)
         bmc.bios["Attributes"]["AcPwrRcvry"] = "On"
-        told = dict(await mine.carry_out(ENSURE))
-        assert (told["verified"], told["changed"], bmc.count("PATCH")) == (True, False, 0)
+        detail = dict(await mine.carry_out(ENSURE))
+        assert (detail["verified"], detail["changed"], bmc.count("PATCH")) == (True, False, 0)
 
 
 async def test_another_bios_attribute_that_begins_alike_is_not_the_policy(
@@ -202,7 +207,7 @@ async def test_a_bios_that_is_refused_hides_nothing_else(tmp_path: Path, certifi
 
 
 @pytest.mark.parametrize(
-    ("faults", "failure", "told", "patches"),
+    ("faults", "failure", "expected", "patches"),
     [
         (
             Faults(always={"GET": 401}),
@@ -242,7 +247,7 @@ async def test_a_bios_that_is_refused_hides_nothing_else(tmp_path: Path, certifi
     ],
 )
 async def test_a_fault_is_told_with_where_and_what_would_be_right(
-    tmp_path: Path, certificate: Certificate, faults: Faults, failure: Failure, told: str, patches: int
+    tmp_path: Path, certificate: Certificate, faults: Faults, failure: Failure, expected: str, patches: int
 ) -> None:
     """Each failure names the BMC, what was seen and what to do, in time; nothing is tried more often than it may."""
     for limit_s in (3.0, 20.0):  # the second, where a busy machine took most of the first
@@ -256,7 +261,7 @@ async def test_a_fault_is_told_with_where_and_what_would_be_right(
             break
     assert (error.failure, bmc.count("PATCH")) == (failure, patches)
     assert str(error).startswith(f"BMC 127.0.0.1 port {bmc.port}: ")
-    assert told in str(error)
+    assert expected in str(error)
     assert str(error).isprintable()
     assert bmc.system["PowerRestorePolicy"] == "LastState"
     assert "GET /redfish/v1/elsewhere" not in bmc.heard
@@ -287,8 +292,8 @@ async def test_what_passes_is_waited_for(tmp_path: Path, certificate: Certificat
     """Not ready twice, changed by somebody else once, stored a read late: verified all the same."""
     faults = Faults(answers={"GET": [503, 503], "PATCH": [412]}, retry_after="0", late_reads=1)
     async with OwnRedfish(certificate, faults=faults) as bmc:
-        told = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
-        assert (told["verified"], told["before"], bmc.count("PATCH")) == (True, "last-state", 2)
+        detail = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
+        assert (detail["verified"], detail["before"], bmc.count("PATCH")) == (True, "last-state", 2)
 
 
 async def test_a_service_that_closes_each_connection_unannounced(tmp_path: Path, certificate: Certificate) -> None:
@@ -305,8 +310,8 @@ async def test_an_etag_that_its_own_service_refuses(
 ) -> None:
     """A weak one matches nothing where RFC 9110 is kept; other services refuse each of theirs."""
     async with OwnRedfish(certificate, faults=Faults(if_match=if_match)) as bmc:
-        told = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
-        assert (told["verified"], told["changed"], bmc.count("PATCH")) == (True, True, patches)
+        detail = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
+        assert (detail["verified"], detail["changed"], bmc.count("PATCH")) == (True, True, patches)
 
 
 async def test_a_failure_spoils_nothing_that_follows(tmp_path: Path, certificate: Certificate) -> None:
@@ -346,11 +351,13 @@ async def test_a_wrong_password_is_not_sent_by_several_questions_at_once(
 ) -> None:
     async with OwnRedfish(certificate) as bmc:
         mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, password="wrong"))
-        told = await asyncio.gather(mine.status(60.0), mine.probe(60.0), mine.power_watts(60.0), return_exceptions=True)
+        result = await asyncio.gather(
+            mine.status(60.0), mine.probe(60.0), mine.power_watts(60.0), return_exceptions=True
+        )
         assert bmc.heard == ["GET /redfish/v1/", "GET /redfish/v1/Systems"]
         # Which of the three was first is for the threads that read the password.
-        assert any("the next try is in 10 minutes" in str(each) for each in told), told
-        assert any("login was refused" in str(each) for each in told), told
+        assert any("the next try is in 10 minutes" in str(each) for each in result), result
+        assert any("login was refused" in str(each) for each in result), result
 
 
 async def test_a_resource_that_is_refused_is_no_refused_login(tmp_path: Path, certificate: Certificate) -> None:

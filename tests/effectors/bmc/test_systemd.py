@@ -98,18 +98,18 @@ def test_one_process_hears_our_user_alone_and_forks_for_each_word() -> None:
     with booted() as host:
         assert host.main_pid() == 0
         assert "Permission" in host.say(ensure, user="nobody")
-        told, first = host.say(ensure)
-        assert (told["failure"], told["changed"], host.container.check("cat", f"{FAKE}/policy").strip()) == (
+        answer, first = host.say(ensure)
+        assert (answer["failure"], answer["changed"], host.container.check("cat", f"{FAKE}/policy").strip()) == (
             None, True, "2"
         )  # fmt: skip
         pid = host.main_pid()
-        told, took = host.say(*[ensure] * 50)
-        assert told["changed"] is False
+        answer, took = host.say(*[ensure] * 50)
+        assert answer["changed"] is False
         print(f"\nfirst word {first[0] * 1000:.0f} ms; then median {statistics.median(took) * 1000:.1f} ms, "
               f"worst {max(took) * 1000:.1f} ms of 50")  # fmt: skip
         assert host.main_pid() == pid > 0
-        told, _ = host.say({"word": "arm", "in_s": 900})
-        assert told["timer"][:4] == "4403"
+        answer, _ = host.say({"word": "arm", "in_s": 900})
+        assert answer["timer"][:4] == "4403"
         assert host.say({"word": "disarm"})[0]["changed"] is True
         host.container.check("systemctl", "kill", "--signal=KILL", UNIT)
         assert host.say({"word": "status"})[0]["failure"] is None
@@ -128,8 +128,8 @@ def test_a_helper_that_could_not_start_for_a_while_starts_again() -> None:
         host.container.check(PYTHON, "-I", "-c", waits)
         host.container.check("mv", f"{helper}.away", helper)
         assert host.container.run("systemctl", "is-active", "powerguard-ipmi.socket").stdout.strip() == "active"
-        told = host.say({"word": "status"})
-        assert told[0]["failure"] is None, told
+        answer = host.say({"word": "status"})
+        assert answer[0]["failure"] is None, answer
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["runs", "has-ended"])

@@ -73,10 +73,10 @@ def test_the_bytes_are_those_of_the_specification() -> None:
     for none in (0, 6554):
         with pytest.raises(ValueError, match="1 to 6553 s"):
             arm_watchdog(none)
-    told = Timer.decode(bytes.fromhex("440300102823f401"))
-    assert told == Timer(True, 4, 3, expired=True, initial_s=900.0, present_s=50.0)
-    assert Timer.decode(bytes.fromhex("440300102823")) == told._replace(present_s=None)
-    assert Timer.decode(bytes.fromhex("440300102823f401ffff")) == told
+    output = Timer.decode(bytes.fromhex("440300102823f401"))
+    assert output == Timer(True, 4, 3, expired=True, initial_s=900.0, present_s=50.0)
+    assert Timer.decode(bytes.fromhex("440300102823")) == output._replace(present_s=None)
+    assert Timer.decode(bytes.fromhex("440300102823f401ffff")) == output
     assert Timer.decode(b"\x04\x03") == Timer(False, 4, 3)
 
 
@@ -84,8 +84,8 @@ def test_who_the_bmc_is_is_read_with_and_without_a_vendors_own_revision(tmp_path
     short = bytes.fromhex("200101720 2bfa202000001".replace(" ", ""))
     assert Device.decode(short) == Device(674, 256, "1.72")
     assert Device.decode(short + bytes.fromhex("0a0b0c0d")).auxiliary == "0a0b0c0d"
-    told = Board.read(Device(674, 256, "1.72", "0a0b0c0d"), tmp_path)
-    assert (told.firmware, told.name, told.bios) == ("1.72 (0a0b0c0d)", "", "")
+    result = Board.read(Device(674, 256, "1.72", "0a0b0c0d"), tmp_path)
+    assert (result.firmware, result.name, result.bios) == ("1.72 (0a0b0c0d)", "", "")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_only_our_own_timer_passes_the_lock_below_the_words(tmp_path: Path, data
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ({"word": "arm"}, "in_s must be a whole number of 1 to 6553"),
         ({"word": "arm", "in_s": 6554}, "1 to 6553"),
@@ -120,14 +120,14 @@ def test_only_our_own_timer_passes_the_lock_below_the_words(tmp_path: Path, data
         ({"word": "restore", "policy": ["always-off"]}, "policy must be"),
     ],
 )
-def test_nothing_else_can_be_said_of_the_timer(line: dict[str, object], told: str) -> None:
-    with pytest.raises(helper.RefusedError, match=told):
+def test_nothing_else_can_be_said_of_the_timer(line: dict[str, object], expected: str) -> None:
+    with pytest.raises(helper.RefusedError, match=expected):
         helper.checked(line)
 
 
 @pytest.mark.peer("cc")
 @pytest.mark.parametrize(
-    ("trick", "told"),
+    ("trick", "expected"),
     [
         ({"is_firm": True}, "Reset Watchdog Timer refused with completion code 0x80"),
         ({"start": "lost"}, "but reads use SMS/OS, action power cycle, stopped"),
@@ -137,12 +137,12 @@ def test_nothing_else_can_be_said_of_the_timer(line: dict[str, object], told: st
         ({"answer_bytes": 4}, "and no countdown"),
     ],
 )
-def test_what_does_not_read_back_is_taken_back(device: IpmiDevice, trick: dict[str, object], told: str) -> None:
+def test_what_does_not_read_back_is_taken_back(device: IpmiDevice, trick: dict[str, object], expected: str) -> None:
     """A timer of which nobody knows when it fires is worse than none."""
     device.trick(**trick)  # type: ignore[arg-type]  # each is what its name says
     status, answer = device.say("arm", "--in-s", "60")
     assert (status, answer["ok"]) == (1, True)
-    assert told in answer["text"]
+    assert expected in answer["text"]
     device.trick()
     assert device.say("watchdog")[1]["timer"][2:4] == "00"
 
@@ -198,8 +198,8 @@ async def test_armed_read_back_and_disarmed(device: IpmiDevice) -> None:
         assert dict(await method.carry_out(CHECK)) == {"board": "Acme X1", "drilled_wall_s": 1.8e9 + 400}
         assert not (device.folder / "timer").exists()
         began_s = boottime_s()
-        told = dict(await method.carry_out(ARM))
-        assert 899.0 - (boottime_s() - began_s) <= float(str(told["in_s"])) <= 901.0
+        detail = dict(await method.carry_out(ARM))
+        assert 899.0 - (boottime_s() - began_s) <= float(str(detail["in_s"])) <= 901.0
         assert device.timer == (4, 3, 0, 9010, True)
         await method.carry_out(replace(ARM, in_s=1200.0))
         assert device.timer == (4, 3, 0, 12000, True)
@@ -284,8 +284,8 @@ async def test_doctor_tells_whether_it_would_be_armed(device: IpmiDevice) -> Non
         assert blocked_one.text.startswith("blocked: not drilled on this board (powerguard drill --scope bmc-watchdog")
         here = Board.read(Device(674, 256, "1.72"))
         DrillFile(device.folder).store(replace(PASSED, board=here))
-        told = await findings(options(socket), folder=device.folder)
-        assert (told[1].verdict, told[1].text) == (
+        given = await findings(options(socket), folder=device.folder)
+        assert (given[1].verdict, given[1].text) == (
             "PASS", f"drilled on this board ({here.name}), and free: armed in an outage"
         )  # fmt: skip
         plain = options(socket).model_copy(update={"watchdog": False})

@@ -132,5 +132,5 @@ async def test_an_answer_that_is_only_half_sense_does_no_harm(tmp_path: Path) ->
     gpus = b'1, {"did": ["capped"]}, {"did": "capped", "watts_before": "much", "watts_after": NaN}'
     answer = b'{"ok": true, "gpus": [' + gpus + b"]}\n"
     async with answering(tmp_path, answer) as (path, _):
-        told = dict(await effector(path).carry_out(CAP))
-    assert (told["gpus"], told["watts_before"], told["failed"]) == (1, 0.0, 0)
+        detail = dict(await effector(path).carry_out(CAP))
+    assert (detail["gpus"], detail["watts_before"], detail["failed"]) == (1, 0.0, 0)

@@ -32,9 +32,9 @@ class Systemctl:
 
 async def found(path: Path, systemctl: Systemctl | None = None, cap_share: float = 0.6) -> dict[str, Finding]:
     options = GpuOptions(kind="nvml", socket=str(path), cap_share=cap_share)
-    told = await findings(options, spawn=systemctl or Systemctl(), limit_s=60.0)
-    assert all(finding.fix for finding in told if finding.verdict != "PASS")
-    return {finding.name: finding for finding in told}
+    result = await findings(options, spawn=systemctl or Systemctl(), limit_s=60.0)
+    assert all(finding.fix for finding in result if finding.verdict != "PASS")
+    return {finding.name: finding for finding in result}
 
 
 async def test_gpus_that_are_left_alone_are_not_looked_at() -> None:
@@ -42,19 +42,19 @@ async def test_gpus_that_are_left_alone_are_not_looked_at() -> None:
 
 
 async def test_a_helper_that_is_not_there_is_a_failure_with_its_cure(tmp_path: Path, golden: Golden) -> None:
-    told = await found(tmp_path / "gpu.sock")
-    assert told["gpu"].verdict == "FAIL"
-    golden("doctor", f"{told['gpu'].text} -> {told['gpu'].fix}")
+    answer = await found(tmp_path / "gpu.sock")
+    assert answer["gpu"].verdict == "FAIL"
+    golden("doctor", f"{answer['gpu'].text} -> {answer['gpu'].fix}")
 
 
 @pytest.mark.root
 @pytest.mark.peer("cc", "systemd-socket-activate")
 async def test_all_is_well(gpus: Gpus, golden: Golden) -> None:
     with gpus.listening() as path:
-        told = await found(path)
-    assert {name: finding.verdict for name, finding in told.items()} == {"gpu": "PASS", "gpu.watch": "PASS"}
-    assert {"1400 W", "840 W"} == set(re.findall(r"\d+ W", told["gpu"].text))
-    golden("doctor", "\n".join(f"{name}: {finding.text}" for name, finding in told.items()))
+        answer = await found(path)
+    assert {name: finding.verdict for name, finding in answer.items()} == {"gpu": "PASS", "gpu.watch": "PASS"}
+    assert {"1400 W", "840 W"} == set(re.findall(r"\d+ W", answer["gpu"].text))
+    golden("doctor", "\n".join(f"{name}: {finding.text}" for name, finding in answer.items()))
     assert (gpus.calls("DeviceSetPowerManagementLimit"), gpus.watts()) == ([], [700, 700])
 
 
@@ -67,16 +67,16 @@ async def test_what_reduces_the_gain_is_told(gpus: Gpus, golden: Golden) -> None
     gpus.put(0, "min_mw", 500_000)
     gpus.fail("DeviceGetHandleByIndex", 15, 1)
     with gpus.listening() as path:
-        told = await found(path, cap_share=0.3)
-    assert {name: finding.verdict for name, finding in told.items()} == {
+        answer = await found(path, cap_share=0.3)
+    assert {name: finding.verdict for name, finding in answer.items()} == {
         "gpu": "WARN",
         "gpu.persistence": "WARN",
         "gpu.least": "WARN",
         "gpu.capped": "WARN",
         "gpu.watch": "PASS",
     }
-    assert {"630 W", "500 W"} <= set(re.findall(r"\d+ W", told["gpu"].text))
-    golden("doctor", "\n".join(f"{name}: {finding.text} -> {finding.fix}" for name, finding in told.items()))
+    assert {"630 W", "500 W"} <= set(re.findall(r"\d+ W", answer["gpu"].text))
+    golden("doctor", "\n".join(f"{name}: {finding.text} -> {finding.fix}" for name, finding in answer.items()))
 
 
 @pytest.mark.root
@@ -85,8 +85,8 @@ async def test_a_cap_that_would_change_nothing_is_told(gpus: Gpus) -> None:
     for index in (0, 1):
         gpus.put(index, "limit_mw", 200_000)
     with gpus.listening() as path:
-        told = await found(path)
-    assert told["gpu"].verdict == "WARN"
+        answer = await found(path)
+    assert answer["gpu"].verdict == "WARN"
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")
@@ -99,17 +99,17 @@ async def test_gpus_that_cannot_be_capped_are_a_failure(gpus: Gpus, function: st
     for index in (0, 1):
         gpus.fail(function, code, index)
     with gpus.listening() as path:
-        told = await found(path)
-    assert (told["gpu"].verdict, words in told["gpu"].text) == ("FAIL", True)
+        answer = await found(path)
+    assert (answer["gpu"].verdict, words in answer["gpu"].text) == ("FAIL", True)
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")
 async def test_a_host_without_gpus_is_a_failure(tmp_path: Path, golden: Golden) -> None:
     gpus = Gpus(tmp_path, count=0)
     with gpus.listening() as path:
-        told = await found(path)
-    assert told["gpu"].verdict == "FAIL"
-    golden("doctor", f"{told['gpu'].text} -> {told['gpu'].fix}")
+        answer = await found(path)
+    assert answer["gpu"].verdict == "FAIL"
+    golden("doctor", f"{answer['gpu'].text} -> {answer['gpu'].fix}")
     gpus.close()
 
 
@@ -125,5 +125,5 @@ async def test_a_host_without_gpus_is_a_failure(tmp_path: Path, golden: Golden) 
 )
 async def test_a_watch_that_does_not_watch_is_found(gpus: Gpus, said: str | None, verdict: str, words: str) -> None:
     with gpus.listening() as path:
-        told = await found(path, Systemctl(said))
-    assert (told["gpu.watch"].verdict, words in told["gpu.watch"].text) == (verdict, True)
+        answer = await found(path, Systemctl(said))
+    assert (answer["gpu.watch"].verdict, words in answer["gpu.watch"].text) == (verdict, True)

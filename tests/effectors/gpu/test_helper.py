@@ -31,9 +31,9 @@ pytestmark = pytest.mark.peer("cc")
 
 
 def test_list_tells_everything_and_changes_nothing(gpus: Gpus) -> None:
-    told = gpus.ask("list")
-    assert (told["schema_version"], told["ok"], told["capped"], len(told["gpus"])) == (1, True, 0, 2)
-    assert told["gpus"][1] == {
+    answer = gpus.ask("list")
+    assert (answer["schema_version"], answer["ok"], answer["capped"], len(answer["gpus"])) == (1, True, 0, 2)
+    assert answer["gpus"][1] == {
         "index": 1,
         "uuid": "GPU-00000001-0000-0000-0000-000000000000",
         "name": "NVIDIA H100 80GB HBM3",
@@ -47,7 +47,7 @@ def test_list_tells_everything_and_changes_nothing(gpus: Gpus) -> None:
         "mig": False,
         "persistent": True,
         "settable": os.geteuid() == 0,
-        "because": "" if os.geteuid() == 0 else told["gpus"][1]["because"],
+        "because": "" if os.geteuid() == 0 else answer["gpus"][1]["because"],
     }
     assert gpus.calls(SET) == []
     assert list(gpus.folder.iterdir()) == []
@@ -64,8 +64,8 @@ def test_the_draw_of_this_moment_is_told_where_the_board_has_it(gpus: Gpus) -> N
 def test_cap_and_restore(gpus: Gpus) -> None:
     """The answer names each GPU and the watts; twice is as good as once; and nothing is left behind."""
     gpus.put(1, "limit_mw", 500_000)
-    told = gpus.ask("cap", 0.6)
-    assert (told["ok"], did(told), told["watts_before"], told["watts_after"]) == (True, ["capped"] * 2, 1200, 720)
+    reply = gpus.ask("cap", 0.6)
+    assert (reply["ok"], did(reply), reply["watts_before"], reply["watts_after"]) == (True, ["capped"] * 2, 1200, 720)
     assert gpus.watts() == [420, 300]
     again = gpus.ask("cap", 0.6)
     assert (again["ok"], did(again), again["watts_before"], again["watts_after"]) == (True, ["kept"] * 2, 1200, 720)
@@ -93,8 +93,8 @@ def test_no_gpu_is_set_below_what_it_allows_and_none_is_raised(gpus: Gpus) -> No
     """One whose least limit is above the share; one that an operator had already set lower than that."""
     gpus.put(0, "min_mw", 600_000)
     gpus.put(1, "limit_mw", 200_000)
-    told = gpus.ask("cap", 0.5)
-    assert (gpus.watts(), did(told)) == ([600, 200], ["capped", "at_minimum"])
+    answer = gpus.ask("cap", 0.5)
+    assert (gpus.watts(), did(answer)) == ([600, 200], ["capped", "at_minimum"])
     assert gpus.ask("restore")["ok"]
     assert gpus.watts() == [700, 200]
     assert gpus.calls(SET) == ["0 600000", "0 700000"]
@@ -103,9 +103,9 @@ def test_no_gpu_is_set_below_what_it_allows_and_none_is_raised(gpus: Gpus) -> No
 def test_where_nothing_can_be_lowered_nothing_was_capped(gpus: Gpus) -> None:
     for index in (0, 1):
         gpus.put(index, "limit_mw", 200_000)
-    told = gpus.ask("cap", 0.6)
-    assert not told["ok"]
-    assert told["error"] == "no GPU was capped: its lowest limit is 200 W"
+    answer = gpus.ask("cap", 0.6)
+    assert not answer["ok"]
+    assert answer["error"] == "no GPU was capped: its lowest limit is 200 W"
     assert not gpus.limits.exists()
 
 
@@ -158,9 +158,9 @@ def test_a_driver_that_rounds_is_no_operator(gpus: Gpus) -> None:
 
 def test_one_gpu_that_refuses_does_not_spare_the_others(gpus: Gpus) -> None:
     gpus.fail(SET, NOT_PERMITTED, 1)
-    told = gpus.ask("cap", 0.6)
-    assert (told["ok"], did(told), gpus.watts()) == (True, ["capped", "failed"], [420, 700])
-    assert "CAP_SYS_ADMIN" in told["gpus"][1]["because"]
+    answer = gpus.ask("cap", 0.6)
+    assert (answer["ok"], did(answer), gpus.watts()) == (True, ["capped", "failed"], [420, 700])
+    assert "CAP_SYS_ADMIN" in answer["gpus"][1]["because"]
     back = gpus.ask("restore")
     assert (back["ok"], did(back), gpus.watts()) == (True, ["restored", "kept"], [700, 700])
     assert not gpus.limits.exists()
@@ -168,27 +168,27 @@ def test_one_gpu_that_refuses_does_not_spare_the_others(gpus: Gpus) -> None:
 
 def test_a_limit_that_does_not_read_back_is_a_failure(gpus: Gpus) -> None:
     gpus.put(0, "deaf", 1)
-    told = gpus.ask("cap", 0.6)
-    assert did(told) == ["failed", "capped"]
-    assert told["gpus"][0]["because"] == "reads 700 W after 420 W was set"
+    answer = gpus.ask("cap", 0.6)
+    assert did(answer) == ["failed", "capped"]
+    assert answer["gpus"][0]["because"] == "reads 700 W after 420 W was set"
     assert gpus.ask("restore")["ok"]
 
 
 def test_where_no_gpu_can_be_capped_the_reasons_are_told(gpus: Gpus) -> None:
     gpus.fail(SET, NOT_SUPPORTED, 0)
     gpus.fail("DeviceGetPowerManagementLimit", LOST, 1)
-    told = gpus.ask("cap", 0.6)
-    assert not told["ok"]
-    assert "no power limit that can be set" in told["error"]
-    assert "fallen off the bus" in told["error"]
+    answer = gpus.ask("cap", 0.6)
+    assert not answer["ok"]
+    assert "no power limit that can be set" in answer["error"]
+    assert "fallen off the bus" in answer["error"]
 
 
 def test_a_restore_that_fails_is_kept_and_tried_again(gpus: Gpus) -> None:
     gpus.ask("cap", 0.6)
     gpus.fail(SET, 999, 1)
-    told = gpus.ask("restore")
-    assert (told["ok"], did(told), gpus.watts()) == (False, ["restored", "failed"], [700, 420])
-    assert "GPU 1: nvmlDeviceSetPowerManagementLimit: Unknown Error (999)" in told["error"]
+    answer = gpus.ask("restore")
+    assert (answer["ok"], did(answer), gpus.watts()) == (False, ["restored", "failed"], [700, 420])
+    assert "GPU 1: nvmlDeviceSetPowerManagementLimit: Unknown Error (999)" in answer["error"]
     assert [gpu["index"] for gpu in json.loads(gpus.limits.read_text())["gpus"]] == [1]
     gpus.fail(SET, 0, 1)
     assert gpus.ask("restore")["ok"]
@@ -200,8 +200,8 @@ def test_a_file_that_cannot_be_written_keeps_no_limit_down(gpus: Gpus) -> None:
     gpus.ask("cap", 0.6)
     (gpus.folder / ".limits.json.new").mkdir()
     gpus.fail(SET, 999, 1)
-    told = gpus.ask("restore")
-    assert (told["ok"], "cannot write" in told["error"], gpus.watts()) == (False, True, [700, 420])
+    answer = gpus.ask("restore")
+    assert (answer["ok"], "cannot write" in answer["error"], gpus.watts()) == (False, True, [700, 420])
     gpus.fail(SET, 0, 1)
     assert gpus.ask("restore")["ok"]
     assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
@@ -211,8 +211,8 @@ def test_a_gpu_that_falls_off_the_bus_does_not_hold_up_the_others(gpus: Gpus) ->
     """It is told, and remembered in case that it comes back as it was."""
     gpus.ask("cap", 0.6)
     gpus.fail("DeviceGetHandleByIndex", LOST, 0)
-    told = gpus.ask("restore")
-    assert (told["ok"], did(told), gpus.watts()) == (True, ["gone", "restored"], [420, 700])
+    answer = gpus.ask("restore")
+    assert (answer["ok"], did(answer), gpus.watts()) == (True, ["gone", "restored"], [420, 700])
     assert gpus.limits.exists()
     gpus.fail("DeviceGetHandleByIndex", 0, 0)
     assert did(gpus.ask("restore")) == ["restored"]
@@ -236,10 +236,10 @@ def test_a_gpu_whose_driver_hangs_is_told_in_time_and_the_others_are_capped(gpus
     """The hang ends neither the answer nor the turn of the next one; and once it is over, all come back."""
     with gpus.hanging(SET, 0):
         began_s = time.monotonic()
-        told = gpus.ask("cap", 0.6)
+        reply = gpus.ask("cap", 0.6)
         assert time.monotonic() - began_s < 30  # 4 s here, and it would hang for ever
-        assert (told["ok"], did(told), gpus.watts()) == (True, ["failed", "capped"], [700, 420])
-        assert "the NVIDIA driver hangs" in told["gpus"][0]["because"]
+        assert (reply["ok"], did(reply), gpus.watts()) == (True, ["failed", "capped"], [700, 420])
+        assert "the NVIDIA driver hangs" in reply["gpus"][0]["because"]
     gpus.fail("DeviceGetUUID", 999, 0)
     back = gpus.ask("restore")
     assert (back["ok"], did(back), gpus.watts()) == (False, ["failed", "restored"], [700, 700])
@@ -271,9 +271,9 @@ def test_an_nvml_that_fails_as_a_whole_says_what_would_be_right(
 ) -> None:
     gpus.fail(function, code)
     for word, share in (("list", None), ("cap", 0.6)):
-        told = gpus.ask(word, share)
-        assert not told["ok"]
-        assert words in told["error"]
+        answer = gpus.ask(word, share)
+        assert not answer["ok"]
+        assert words in answer["error"]
 
 
 def test_a_library_that_cannot_be_loaded_is_named(gpus: Gpus, tmp_path: Path) -> None:
@@ -346,9 +346,9 @@ def test_two_at_once_take_turns_and_do_not_wait_for_ever(gpus: Gpus) -> None:
     with gpus.hanging(SET, 0):
         gpus.start("cap", "0.6", "--within-s", "60")
         until(lambda: len(gpus.calls(SET)) == 2)
-        told = gpus.ask("restore")
-    assert not told["ok"]
-    assert "another powerguard-gpu is still at work" in told["error"]
+        answer = gpus.ask("restore")
+    assert not answer["ok"]
+    assert "another powerguard-gpu is still at work" in answer["error"]
 
 
 # --- The file -------------------------------------------------------------------------------------------------------
@@ -359,8 +359,8 @@ def test_a_file_of_another_boot_is_removed_and_believed_in_nothing(gpus: Gpus) -
     gpus.ask("cap", 0.6)
     kept = json.loads(gpus.limits.read_text())
     gpus.limits.write_text(json.dumps({**kept, "boot_id": "of-another-boot", "schema_version": 99}))
-    told = gpus.ask("restore")
-    assert (told["ok"], told["gpus"], gpus.watts()) == (True, [], [420, 420])
+    answer = gpus.ask("restore")
+    assert (answer["ok"], answer["gpus"], gpus.watts()) == (True, [], [420, 420])
     assert not gpus.limits.exists()
 
 
@@ -378,17 +378,17 @@ def test_a_file_that_makes_no_sense_stops_us_and_is_left_for_a_person(gpus: Gpus
     text = text.replace("TIMES", '"capped_s": 1, "ordered_s": 0, "tries": 0, "tried_s": 0')
     gpus.limits.write_text(text)
     for word, share in (("cap", 0.6), ("restore", None)):
-        told = gpus.ask(word, share)
-        assert not told["ok"]
-        assert "nvidia-smi --power-limit" in told["error"]
+        answer = gpus.ask(word, share)
+        assert not answer["ok"]
+        assert "nvidia-smi --power-limit" in answer["error"]
     assert (gpus.watts(), gpus.limits.read_text(), gpus.calls(SET)) == ([700, 700], text, [])
 
 
 def test_a_folder_that_cannot_be_written_caps_nothing(gpus: Gpus) -> None:
     gpus.folder.rmdir()
-    told = gpus.ask("cap", 0.6)
-    assert not told["ok"]
-    assert str(gpus.folder) in told["error"]
+    answer = gpus.ask("cap", 0.6)
+    assert not answer["ok"]
+    assert str(gpus.folder) in answer["error"]
     assert gpus.watts() == [700, 700]
 
 
@@ -396,9 +396,9 @@ def test_a_folder_that_cannot_be_written_caps_nothing(gpus: Gpus) -> None:
 
 
 def test_what_is_not_a_word_is_refused_before_nvml_is_touched(gpus: Gpus) -> None:
-    told = gpus.say(b'{"word": "off"}\n')
-    assert (told["word"], told["ok"]) == ("", False)
-    assert "the words are list, health, cap, restore, hold" in told["error"]
+    answer = gpus.say(b'{"word": "off"}\n')
+    assert (answer["word"], answer["ok"]) == ("", False)
+    assert "the words are list, health, cap, restore, hold" in answer["error"]
     assert not (gpus.world / "calls").exists()
 
 

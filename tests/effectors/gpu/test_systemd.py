@@ -50,8 +50,8 @@ class Host:
         return json.loads(ended.stdout) if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
 
     def watts(self) -> list[int]:
-        told = self.container.check("sh", "-c", f"cat {WORLD}/gpu*/limit_mw")
-        return [int(line) // 1000 for line in told.split()]
+        result = self.container.check("sh", "-c", f"cat {WORLD}/gpu*/limit_mw")
+        return [int(line) // 1000 for line in result.split()]
 
     def state(self, unit: str) -> str:
         return self.container.run("systemctl", "is-active", unit).stdout.strip()
@@ -93,8 +93,8 @@ def test_the_whole_life_of_a_cap() -> None:
     with booted() as host:
         assert "Permission" in host.say({"word": "cap", "share": 0.6}, user="nobody")
         assert host.state(WATCH) == "inactive"
-        told = host.say({"word": "cap", "share": 0.6})
-        assert (told["ok"], host.watts()) == (True, [420, 420]), told
+        answer = host.say({"word": "cap", "share": 0.6})
+        assert (answer["ok"], host.watts()) == (True, [420, 420]), answer
         until(lambda: host.state(WATCH) == "active")
         back = host.say({"word": "restore"})
         assert (back["ok"], host.watts()) == (True, [700, 700]), back
@@ -125,8 +125,8 @@ def test_a_cap_that_is_held_outlasts_its_lease_and_a_failed_restore_does_not() -
             assert host.say({"word": "hold"})["capped"] == 2
         assert host.watts() == [420, 420]
         host.container.check("bash", "-c", f"echo 999 > {WORLD}/gpu1/fail_DeviceSetPowerManagementLimit")
-        told = host.say({"word": "restore"})
-        assert (told["ok"], host.watts()) == (False, [700, 420])
+        answer = host.say({"word": "restore"})
+        assert (answer["ok"], host.watts()) == (False, [700, 420])
         host.container.check("rm", f"{WORLD}/gpu1/fail_DeviceSetPowerManagementLimit")
         until(lambda: host.watts() == [700, 700], limit_s=60)
 

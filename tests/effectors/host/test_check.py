@@ -125,8 +125,15 @@ class Days:
         self.looks += 1
         self.verify.append(json.loads(stdin)["verify"])
         self.calm = self.calm and not self.ends_calm
-        told = {"problems": self.problems, "notes": [], "gpus": 0, "folders": 0, "detail": {}, "memory": self.memory}
-        return Ended(returncode=0, stdout=json.dumps(told).encode(), stderr=b"")
+        mistakes_found = {
+            "problems": self.problems,
+            "notes": [],
+            "gpus": 0,
+            "folders": 0,
+            "detail": {},
+            "memory": self.memory,
+        }
+        return Ended(returncode=0, stdout=json.dumps(mistakes_found).encode(), stderr=b"")
 
     async def rest(self, seconds: float) -> None:
         assert seconds == 15.0

@@ -57,18 +57,18 @@ class Programs:
 
 
 async def found(options: HostOptions, programs: Programs | None = None) -> dict[str, Finding]:
-    told = await findings(options, spawn=programs or Programs())
-    return {finding.name: finding for finding in told}
+    result = await findings(options, spawn=programs or Programs())
+    return {finding.name: finding for finding in result}
 
 
 async def test_units_that_stop_too_slowly_are_named() -> None:
     """Beyond force_after_s they are killed; better to know beforehand."""
-    told = await found(HostOptions(force_after_s=110))
-    assert told["host.stop"].verdict == "WARN"
-    assert "postgresql.service, slurmd.service" in told["host.stop"].text
-    assert "ssh.service" not in told["host.stop"].text
-    assert told["host.kill_mode"].verdict == "PASS", "it is named in POWERGUARD_OFF_KILL"
-    assert "slurmd.service" in told["host.kill_mode"].text
+    answer = await found(HostOptions(force_after_s=110))
+    assert answer["host.stop"].verdict == "WARN"
+    assert "postgresql.service, slurmd.service" in answer["host.stop"].text
+    assert "ssh.service" not in answer["host.stop"].text
+    assert answer["host.kill_mode"].verdict == "PASS", "it is named in POWERGUARD_OFF_KILL"
+    assert "slurmd.service" in answer["host.kill_mode"].text
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ async def test_what_a_unit_leaves_behind_must_be_somebodys_to_kill(kind: str, he
     """Named for powerguard-off, it ends at the deadline; else systemd waits for it at the very end."""
     command = ["/bin/true"] if kind == "command" else []
     options = HostOptions.model_validate({"kind": kind, "command": command})
-    told = (await found(options, Programs(helper=helper)))["host.kill_mode"]
-    assert told.verdict == verdict
-    assert "slurmd.service" in told.text
-    assert ("POWERGUARD_OFF_KILL" in told.fix) == (verdict == "WARN")
+    answer = (await found(options, Programs(helper=helper)))["host.kill_mode"]
+    assert answer.verdict == verdict
+    assert "slurmd.service" in answer.text
+    assert ("POWERGUARD_OFF_KILL" in answer.fix) == (verdict == "WARN")
 
 
 # As busctl 252 prints them: what, who, why, mode, uid, pid.
@@ -101,9 +101,9 @@ LOCKS = (
 
 async def test_who_holds_shutdowns_up_is_named() -> None:
     """A lock that delays, for a shutdown, by name; not one that is for sleep or that blocks."""
-    told = await found(HostOptions(), Programs(locks=LOCKS))
-    assert "held now by Unattended Upgrades Shutdown, kubelet)" in told["host.inhibitors"].text
-    assert told["host.kubelet"].verdict == "WARN"
+    answer = await found(HostOptions(), Programs(locks=LOCKS))
+    assert "held now by Unattended Upgrades Shutdown, kubelet)" in answer["host.inhibitors"].text
+    assert answer["host.kubelet"].verdict == "WARN"
     assert "host.kubelet" not in await found(HostOptions(kind="command", command=["/bin/true"]), Programs(locks=LOCKS))
 
 
@@ -122,9 +122,9 @@ async def test_who_holds_shutdowns_up_is_named() -> None:
     ],
 )
 async def test_locks_that_cannot_be_read_are_none(locks: str | None) -> None:
-    told = await found(HostOptions(), Programs(locks=locks))
-    assert "held now" not in told["host.inhibitors"].text
-    assert "host.kubelet" not in told
+    answer = await found(HostOptions(), Programs(locks=locks))
+    assert "held now" not in answer["host.inhibitors"].text
+    assert "host.kubelet" not in answer
 
 
 UPGRADES = "TimeoutStopUSec=30min\nKillMode=process\nId=unattended-upgrades.service\n"
@@ -142,9 +142,9 @@ UPGRADES = "TimeoutStopUSec=30min\nKillMode=process\nId=unattended-upgrades.serv
 )
 async def test_updates_that_a_deadline_would_cut(units: str, apt: str | None, verdict: str | None, fix: str) -> None:
     """Where it runs; dpkg that is killed in the middle of its work leaves a host that may not boot."""
-    told = (await found(HostOptions(), Programs(units=units, apt=apt))).get("host.upgrades")
-    assert (None if told is None else told.verdict) == verdict
-    assert told is None or fix in told.fix
+    answer = (await found(HostOptions(), Programs(units=units, apt=apt))).get("host.upgrades")
+    assert (None if answer is None else answer.verdict) == verdict
+    assert answer is None or fix in answer.fix
 
 
 async def test_the_last_step_must_be_there(tmp_path: Path) -> None:
@@ -154,15 +154,17 @@ async def test_the_last_step_must_be_there(tmp_path: Path) -> None:
         if mode is not None:
             path.write_text("", encoding="ascii")
             path.chmod(mode)
-        told = await findings(HostOptions(), spawn=Programs(), last_step=str(path))
-        (last,) = [finding for finding in told if finding.name == "host.last_step"]
+        result = await findings(HostOptions(), spawn=Programs(), last_step=str(path))
+        (last,) = [finding for finding in result if finding.name == "host.last_step"]
         assert last.verdict == verdict
 
 
 async def test_units_that_stop_in_time_pass() -> None:
-    told = await found(HostOptions(), Programs(units="TimeoutStopUSec=1min 30s\nKillMode=mixed\nId=a.service\n"))
-    assert told["host.stop"] == Finding("host.stop", "PASS", "1 active services may stop within force_after_s (110 s)")
-    assert "host.kill_mode" not in told
+    answer = await found(HostOptions(), Programs(units="TimeoutStopUSec=1min 30s\nKillMode=mixed\nId=a.service\n"))
+    assert answer["host.stop"] == Finding(
+        "host.stop", "PASS", "1 active services may stop within force_after_s (110 s)"
+    )
+    assert "host.kill_mode" not in answer
 
 
 async def test_many_units_are_counted_and_not_listed() -> None:
@@ -186,28 +188,28 @@ async def test_delay_locks_matter_where_we_wait_for_them(kind: str, delay: str |
     """Thirty seconds on a stock Debian, for everyone but powerguard-off."""
     command = ["/bin/true"] if kind == "command" else []
     options = HostOptions.model_validate({"kind": kind, "command": command})
-    told = (await found(options, Programs(delay=delay)))["host.inhibitors"]
-    assert told.verdict == verdict
-    assert bool(told.fix) == (verdict == "WARN")
+    answer = (await found(options, Programs(delay=delay)))["host.inhibitors"]
+    assert answer.verdict == verdict
+    assert bool(answer.fix) == (verdict == "WARN")
 
 
 async def test_a_host_without_systemd_is_told_and_not_a_crash() -> None:
-    told = await found(HostOptions(), Programs(delay=None, units=None))
-    assert told["host.stop"].verdict == "WARN"
-    assert told["host.stop"].fix
+    answer = await found(HostOptions(), Programs(delay=None, units=None))
+    assert answer["host.stop"].verdict == "WARN"
+    assert answer["host.stop"].fix
 
 
 async def test_the_way_to_power_off_is_tried_without_a_word(tmp_path: Path) -> None:
     """Listening: pass, and nothing was written. Not listening: fail, with the command that helps."""
     path = tmp_path / "word"
     options = HostOptions(fifo=str(path))
-    told = (await found(options))["host.power_off"]
-    assert (told.verdict, told.fix) == ("FAIL", "systemctl restart powerguard-off.socket")
+    answer = (await found(options))["host.power_off"]
+    assert (answer.verdict, answer.fix) == ("FAIL", "systemctl restart powerguard-off.socket")
     os.mkfifo(path, 0o600)
     end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     try:
-        told = (await found(options))["host.power_off"]
-        assert told.verdict == "PASS"
+        answer = (await found(options))["host.power_off"]
+        assert answer.verdict == "PASS"
         assert os.read(end, 4096).startswith(b"\nhello "), "the only word, and it does nothing"
         with pytest.raises(BlockingIOError):
             os.read(end, 1)
@@ -227,15 +229,15 @@ async def test_the_way_to_power_off_is_tried_without_a_word(tmp_path: Path) -> N
 )
 async def test_the_helper_behind_the_socket_is_looked_at(helper: str | None, verdict: str, fix: str) -> None:
     """A rehearsal that was forgotten would be found out in the dark otherwise."""
-    told = (await found(HostOptions(), Programs(helper=helper)))["host.helper"]
-    assert told.verdict == verdict
-    assert fix in told.fix
+    answer = (await found(HostOptions(), Programs(helper=helper)))["host.helper"]
+    assert answer.verdict == verdict
+    assert fix in answer.fix
 
 
 async def test_a_command_must_be_there() -> None:
     for program, verdict in (("/bin/sh", "PASS"), ("sh", "FAIL"), ("/nonexistent/off", "FAIL")):
-        told = await found(HostOptions(kind="command", command=[program]))
-        assert told["host.power_off"].verdict == verdict
+        answer = await found(HostOptions(kind="command", command=[program]))
+        assert answer["host.power_off"].verdict == verdict
 
 
 @pytest.mark.parametrize(

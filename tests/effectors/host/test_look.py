@@ -548,9 +548,9 @@ def test_what_looks_wrong_is_not_remembered() -> None:
     before = HostMemory(gpus=TWO, places={"/nas/llm": kept(llm=100)})
 
     def after(
-        now: FolderLook, gpus: Gpus | None = None, wall_s: float = 2000.0, told: Sequence[str] = ("/nas/llm",)
+        now: FolderLook, gpus: Gpus | None = None, wall_s: float = 2000.0, current: Sequence[str] = ("/nas/llm",)
     ) -> HostMemory:
-        return remembered(before, seen(now, gpus), told, wall_s=wall_s, keep_s=86400.0)
+        return remembered(before, seen(now, gpus), current, wall_s=wall_s, keep_s=86400.0)
 
     assert after(place(ROOT_DISK)) == before
     assert after(place(NAS, because="no answer", late=True)) == before
@@ -558,13 +558,15 @@ def test_what_looks_wrong_is_not_remembered() -> None:
     assert moved.gpus == TWO[:1], "a GPU that was taken out on a good day is not missed for ever"
     assert (moved.places["/nas/llm"].mounted, moved.places["/nas/llm"].steps) == (ROOT_DISK, {"llm": 150})
     assert after(place(NAS, newest(7)), Gpus(there=TWO[:1], faults=("GPU 1: off the bus",))).gpus == TWO
-    assert after(place(NAS), wall_s=1000.0 + 86400.0, told=()).places
-    assert not after(place(NAS), wall_s=1001.0 + 86400.0, told=()).places, "a job that has ended is not missed for ever"
+    assert after(place(NAS), wall_s=1000.0 + 86400.0, current=()).places
+    assert not after(place(NAS), wall_s=1001.0 + 86400.0, current=()).places, (
+        "a job that has ended is not missed for ever"
+    )
     gone: dict[str, Any] = {"because": "No such file or directory", "errno": errno.ENOENT}
-    assert not after(place(NAS, **gone), told=()).places, "its folder was deleted"
+    assert not after(place(NAS, **gone), current=()).places, "its folder was deleted"
     assert after(place(NAS, **gone)) == before, "a trainer still saves there"
     for away in (ROOT_DISK, replace(NAS, kind="autofs", source="systemd-1", fsid=None), None):
-        assert after(place(away, **gone), told=()) == before, "its storage is away"
+        assert after(place(away, **gone), current=()) == before, "its storage is away"
 
 
 def test_of_jobs_that_have_ended_only_the_newest_are_remembered() -> None:
@@ -583,7 +585,7 @@ def test_a_folder_of_another_framework_is_not_walked(tmp_path: Path) -> None:
         for number in range(20):
             (folder / f"{number}.bin").touch()
     code = (
-        "import sys; seen = []; sys.addaudithook(lambda name, told: seen.append(str(told[:1])) if name in "
+        "import sys; seen = []; sys.addaudithook(lambda name, arguments: seen.append(str(arguments[:1])) if name in "
         "('os.scandir', 'os.listdir', 'open') else None); from powerguard.effectors.host.look_child import main; "
         "main(sys.argv[1:]); sys.stderr.write('\\n'.join(list(seen)))"
     )

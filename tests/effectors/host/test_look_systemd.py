@@ -69,11 +69,11 @@ def test_what_the_daemon_would_hear_of_its_host() -> None:
     """GPUs through the root helper, a mount of its own, every byte of a seal; then each of them is missing."""
     with host() as looked:
         looked.mount()
-        told = looked.look()
-        assert (told["problems"], told["gpus"]) == ([], 2)
-        assert told["detail"]["storage"] == f"{POINT} on {POINT} (tmpfs)"
-        assert told["detail"]["newest"] == f"{POINT}: step 5 (read) in {POINT}"
-        looked.container.check("bash", "-euc", f"cat > {STATE}/{MEMORY} <<'END'\n{told['memory']}\nEND")
+        result = looked.look()
+        assert (result["problems"], result["gpus"]) == ([], 2)
+        assert result["detail"]["storage"] == f"{POINT} on {POINT} (tmpfs)"
+        assert result["detail"]["newest"] == f"{POINT}: step 5 (read) in {POINT}"
+        looked.container.check("bash", "-euc", f"cat > {STATE}/{MEMORY} <<'END'\n{result['memory']}\nEND")
         assert looked.look()["problems"] == []
         looked.container.check("umount", POINT)
         looked.container.check("mv", f"{WORLD}/gpu1", f"{WORLD}/away")

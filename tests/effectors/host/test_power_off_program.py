@@ -161,8 +161,8 @@ def test_a_word_starts_the_power_off_at_once_and_forces_it_at_the_deadline(helpe
     assert helper.calls[0] == STARTED
     assert helper.ended_within(60) == 0
     assert 2.0 <= time.monotonic() - said_s <= 4 + HARD_S + SLACK_S
-    told = [call for call in helper.calls if call in {STARTED, FORCED, "sync ", "sysrq o"}]
-    assert told == [STARTED, "sync ", "sync ", FORCED, "sysrq o"]
+    found = [call for call in helper.calls if call in {STARTED, FORCED, "sync ", "sysrq o"}]
+    assert found == [STARTED, "sync ", "sync ", FORCED, "sysrq o"]
 
 
 @pytest.mark.parametrize(

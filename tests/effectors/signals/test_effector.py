@@ -39,8 +39,8 @@ async def test_stop_continue_and_end_through_the_socket(jobs: Jobs) -> None:
     found = jobs.rank("found.sock", "listens")
     with jobs.listening() as path:
         signals = effector(path, jobs, llm=jobs.path("job.sock"))
-        told = dict(await signals.carry_out(order(StopTrainer)))
-        assert (told["processes"], told["pending"], state(process.pid)) == (1, 0, "T")
+        detail = dict(await signals.carry_out(order(StopTrainer)))
+        assert (detail["processes"], detail["pending"], state(process.pid)) == (1, 0, "T")
         assert dict(await signals.carry_out(order(ContinueTrainer)))["processes"] == 1
         assert state(process.pid) != "T"
         assert dict(await signals.carry_out(order(ContinueTrainer)))["processes"] == 0, "nothing was stopped"
@@ -102,8 +102,8 @@ async def test_of_a_long_answer_all_are_counted(tmp_path: Path) -> None:
     named = b'[{"did": "pending"}, {"did": "stopped"}, 7]'
     answer = b'{"ok": true, "stopped": 90, "scope": "t.service", "processes": ' + named + b"}\n"
     async with answering(tmp_path, answer) as (path, _):
-        told = dict(await effector(path).carry_out(order(StopTrainer)))
-    assert (told["processes"], told["pending"], told["scope"]) == (90, 1, "t.service")
+        detail = dict(await effector(path).carry_out(order(StopTrainer)))
+    assert (detail["processes"], detail["pending"], detail["scope"]) == (90, 1, "t.service")
 
 
 async def test_it_is_refused_under_test_where_it_would_reach_this_machine() -> None:
@@ -132,19 +132,19 @@ class Systemctl:
 
 async def looked(path: Path, systemctl: Systemctl | None = None, pausing: Sequence[str] = ()) -> dict[str, Finding]:
     options = SignalsOptions(kind="helper", socket=str(path))
-    told = await findings(options, pausing=pausing, spawn=systemctl or Systemctl(), limit_s=60.0)
-    assert all(finding.fix for finding in told if finding.verdict != "PASS")
-    return {f"{finding.name} {finding.verdict}": finding for finding in told}
+    result = await findings(options, pausing=pausing, spawn=systemctl or Systemctl(), limit_s=60.0)
+    assert all(finding.fix for finding in result if finding.verdict != "PASS")
+    return {f"{finding.name} {finding.verdict}": finding for finding in result}
 
 
 async def test_off_is_told_and_nothing_is_asked() -> None:
-    (told,) = await findings(SignalsOptions(), spawn=Systemctl(None))
-    assert (told.name, told.verdict, "signals.kind: helper" in told.text) == ("signals", "PASS", True)
+    (result,) = await findings(SignalsOptions(), spawn=Systemctl(None))
+    assert (result.name, result.verdict, "signals.kind: helper" in result.text) == ("signals", "PASS", True)
 
 
 async def test_doctor_names_the_cure_of_a_helper_that_is_not_there(tmp_path: Path) -> None:
-    told = await looked(tmp_path / "s.sock")
-    assert "systemctl enable --now powerguard-signal.socket" in told["signals FAIL"].text
+    result = await looked(tmp_path / "s.sock")
+    assert "systemctl enable --now powerguard-signal.socket" in result["signals FAIL"].text
 
 
 @pytest.mark.peer("systemd-socket-activate")
@@ -152,14 +152,14 @@ async def test_doctor_tells_who_could_be_stopped_and_who_could_not(jobs: Jobs) -
     jobs.rank("llm.sock", "listens")
     (jobs.sockets / "dead.sock").write_text("", encoding="ascii")
     with jobs.listening() as path:
-        told = await looked(path, pausing=["llm.sock", "gone.sock"])
-        assert "llm.sock: 1 in process tree" in told["signals PASS"].text
-        wrong = told["signals WARN"].text
+        result = await looked(path, pausing=["llm.sock", "gone.sock"])
+        assert "llm.sock: 1 in process tree" in result["signals PASS"].text
+        wrong = result["signals WARN"].text
         assert "dead.sock: " in wrong
         assert "gone.sock: no such socket now" in wrong
         jobs.ask("stop", "llm.sock")
         assert "llm.sock" in (await looked(path))["signals.stopped WARN"].text
-    assert told["signals.watch PASS"]
+    assert result["signals.watch PASS"]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,6 @@ async def test_doctor_tells_who_could_be_stopped_and_who_could_not(jobs: Jobs) -
 )
 async def test_doctor_looks_whether_the_watch_is_there(tmp_path: Path, said: str | None, verdict: str) -> None:
     async with answering(tmp_path, b'{"ok": true, "trainers": [], "stopped": []}\n') as (path, _):
-        told = await looked(path, Systemctl(said))
-    assert f"signals.watch {verdict}" in told
-    assert told["signals PASS"].text == "the helper answers; no trainer listens now"
+        result = await looked(path, Systemctl(said))
+    assert f"signals.watch {verdict}" in result
+    assert result["signals PASS"].text == "the helper answers; no trainer listens now"

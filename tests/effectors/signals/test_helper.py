@@ -27,9 +27,9 @@ def test_a_trainer_is_stopped_and_goes_on(jobs: Jobs) -> None:
     """It does nothing while it stands, goes on where it was, and nothing is left behind; twice is as good as once."""
     jobs.rank("llm.sock", "listens")
     pid = jobs.pid("llm.sock")
-    told = jobs.ask("stop", "llm.sock")
-    assert (told["schema_version"], told["word"], told["ok"], told["uid"]) == (1, "stop", True, USER)
-    assert (told["listener"], did(told), told["stopped"]) == (pid, {pid: "stopped"}, 1)
+    answer = jobs.ask("stop", "llm.sock")
+    assert (answer["schema_version"], answer["word"], answer["ok"], answer["uid"]) == (1, "stop", True, USER)
+    assert (answer["listener"], did(answer), answer["stopped"]) == (pid, {pid: "stopped"}, 1)
     assert stands(pid)
     assert not jobs.advances("llm.sock", within_s=0.5)
     assert jobs.ask("stop", "llm.sock")["ok"]
@@ -55,8 +55,8 @@ def test_a_stopped_trainer_is_ended_and_gets_the_word(jobs: Jobs) -> None:
     """SIGTERM to a stopped process waits until it goes on: without the SIGCONT it would never end."""
     process = jobs.rank("llm.sock", "listens", "catches")
     jobs.ask("stop", "llm.sock")
-    told = jobs.ask("terminate", "llm.sock")
-    assert (told["ok"], did(told)) == (True, {process.pid: "terminated"})
+    answer = jobs.ask("terminate", "llm.sock")
+    assert (answer["ok"], did(answer)) == (True, {process.pid: "terminated"})
     assert process.wait(60) == 0
     assert jobs.noted("llm.sock", "SIGTERM")
     assert not jobs.stopped.exists()
@@ -125,8 +125,8 @@ def test_of_many_the_first_are_named_and_all_are_counted(jobs: Jobs) -> None:
     jobs.adopt(pids)
     keys = tuple(process.key for process in map(look, pids) if process is not None)
     SignalFolder(jobs.folder).write((Stopped(socket="llm.sock", uid=USER, at_s=0.0, processes=keys),))
-    told = jobs.ask("continue", "llm.sock")
-    assert (told["ok"], told["continued"], len(told["processes"])) == (True, 80, 64)
+    reply = jobs.ask("continue", "llm.sock")
+    assert (reply["ok"], reply["continued"], len(reply["processes"])) == (True, 80, 64)
 
 
 # --- Killed, silent, broken -----------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def test_a_number_that_was_given_to_another_process_is_not_signalled(jobs: Jobs)
     assert found is not None
     entry = Stopped(socket="llm.sock", uid=USER, at_s=boottime_s(), processes=((found.pid, found.started - 1),))
     SignalFolder(jobs.folder).write((entry,))
-    told = jobs.ask("continue")
-    assert (told["ok"], told["processes"], jobs.stopped.exists()) == (True, [], False)
+    answer = jobs.ask("continue")
+    assert (answer["ok"], answer["processes"], jobs.stopped.exists()) == (True, [], False)
     assert stands(process.pid)
 
 
@@ -192,9 +192,9 @@ def test_a_file_that_is_not_ours_is_told(jobs: Jobs) -> None:
     jobs.stopped.write_text(
         json.dumps({"schema_version": 1, "boot_id": boot_id(), "stopped": [{"socket": "x.sock"}]}), encoding="utf-8"
     )
-    told = jobs.ask("stop", "llm.sock")
-    assert not told["ok"]
-    assert "kill -CONT" in told["error"]
+    answer = jobs.ask("stop", "llm.sock")
+    assert not answer["ok"]
+    assert "kill -CONT" in answer["error"]
     assert jobs.advances("llm.sock")
 
 
@@ -210,8 +210,8 @@ def test_the_watch_is_there_again_as_soon_as_the_file_is_mended(jobs: Jobs) -> N
     assert b"kill -CONT" in watch.stderr.readline()
     assert stands(process.pid)
     mended.replace(jobs.stopped)
-    told = watch.communicate(timeout=60)[1]
-    assert (watch.returncode, b"kill -CONT" in told) == (0, False)
+    result = watch.communicate(timeout=60)[1]
+    assert (watch.returncode, b"kill -CONT" in result) == (0, False)
     assert not stands(process.pid)
 
 
@@ -248,9 +248,9 @@ def test_who_may_not_be_signalled_does_not_hold_up_the_others(jobs: Jobs) -> Non
     kept = [Stopped(socket="x.sock", uid=each.uid, at_s=0.0, processes=(each.key,)) for each in found]
     SignalFolder(jobs.folder).write(tuple(kept))
     argv = [require("setpriv"), "--bounding-set=-all", "--inh-caps=-all", *jobs.argv("continue")]
-    told = json.loads(subprocess.run(argv, capture_output=True, check=False, timeout=60).stdout)
-    assert (told["ok"], did(told)) == (False, {theirs.pid: "failed", own.pid: "continued"})
-    assert f"not permitted for {told['processes'][0]['name']} ({theirs.pid})" in told["error"]
+    answer = json.loads(subprocess.run(argv, capture_output=True, check=False, timeout=60).stdout)
+    assert (answer["ok"], did(answer)) == (False, {theirs.pid: "failed", own.pid: "continued"})
+    assert f"not permitted for {answer['processes'][0]['name']} ({theirs.pid})" in answer["error"]
     assert (stands(theirs.pid), stands(own.pid)) == (True, False)
     assert SignalFolder(jobs.folder).read() == (kept[0],)
     assert jobs.ask("continue")["ok"]
@@ -261,8 +261,8 @@ def test_who_may_not_be_signalled_does_not_hold_up_the_others(jobs: Jobs) -> Non
 
 
 def test_what_is_no_word_is_refused(jobs: Jobs) -> None:
-    told = jobs.serve(b'{"word": "kill"}\n')
-    assert (told["word"], told["ok"], "unknown word" in told["error"]) == ("", False, True)
+    result = jobs.serve(b'{"word": "kill"}\n')
+    assert (result["word"], result["ok"], "unknown word" in result["error"]) == ("", False, True)
 
 
 def test_whoever_hangs_up_has_what_he_asked_for(jobs: Jobs) -> None:
@@ -292,8 +292,8 @@ def test_a_wrong_command_line_is_usage(jobs: Jobs) -> None:
 
 def test_it_is_refused_under_test_where_it_would_touch_this_machine() -> None:
     argv = [sys.executable, "-I", "-m", "powerguard.effectors.signals.helper", "list"]
-    told = json.loads(subprocess.run(argv, capture_output=True, check=False, timeout=60).stdout)
-    assert "refused under test" in told["error"]
+    answer = json.loads(subprocess.run(argv, capture_output=True, check=False, timeout=60).stdout)
+    assert "refused under test" in answer["error"]
 
 
 def test_what_it_imports_is_little() -> None:

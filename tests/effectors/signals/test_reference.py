@@ -33,6 +33,6 @@ def test_examples_in_the_reference_are_true(jobs: Jobs) -> None:
         "continue": jobs.ask("continue", "llm.sock"),
         "checkpoint": jobs.ask("checkpoint", unit, "USR1"),
     }
-    for word, told in said.items():
+    for word, each in said.items():
         example = json.loads((REFERENCE / f"signal-{word}.json").read_text(encoding="utf-8"))
-        assert shape(told) == shape(example), word
+        assert shape(each) == shape(example), word

@@ -110,8 +110,8 @@ def test_the_whole_life_of_a_stop() -> None:
     with booted() as host:
         assert "Permission" in host.say({"word": "stop", "socket": "llm.sock"}, user="nobody")
         assert host.state(WATCH) == "inactive"
-        told = host.say({"word": "stop", "socket": "llm.sock"})
-        assert (told["ok"], told["scope"], told["stopped"]) == (True, "train.service", 2), told
+        answer = host.say({"word": "stop", "socket": "llm.sock"})
+        assert (answer["ok"], answer["scope"], answer["stopped"]) == (True, "train.service", 2), answer
         assert host.states() == {"T"}
         until(lambda: host.state(WATCH) == "active")
         assert host.say({"word": "list"})["stopped"][0]["processes"] == 2
@@ -141,8 +141,8 @@ def test_a_unit_is_asked_for_a_checkpoint_where_root_has_said_so() -> None:
         word = {"word": "checkpoint", "unit": "train.service", "signal": "USR1"}
         assert "is not in /etc/powerguard/signals" in host.say(word)["error"]
         host.container.check("sh", "-c", "echo 'train.service USR1' > /etc/powerguard/signals")
-        told = host.say(word)
-        assert (told["ok"], told["signalled"]) == (True, 1), told
+        answer = host.say(word)
+        assert (answer["ok"], answer["signalled"]) == (True, 1), answer
         until(lambda: host.container.run("test", "-e", "/tmp/asked").returncode == 0)
         assert host.state("train.service") == "active"
         host.container.check("chmod", "g+w", "/etc/powerguard/signals")

@@ -22,9 +22,9 @@ def test_all_ranks_of_a_launcher_stop_and_go_on(jobs: Jobs) -> None:
     script = LAUNCHER.replace("RANK,", f"{RANK!r},")
     launcher = jobs.start(PYTHON, "-c", script, jobs.path("llm.sock"), "3")
     pids = {jobs.pid("llm.sock", f"rank{rank}") for rank in range(3)}
-    told = jobs.ask("stop", "llm.sock")
-    assert set(did(told)) == {launcher.pid, *pids}
-    assert told["processes"][0]["pid"] == launcher.pid, "who would notice that its children stand is stopped first"
+    answer = jobs.ask("stop", "llm.sock")
+    assert set(did(answer)) == {launcher.pid, *pids}
+    assert answer["processes"][0]["pid"] == launcher.pid, "who would notice that its children stand is stopped first"
     assert all(stands(pid) for pid in (launcher.pid, *pids))
     jobs.ask("continue", "llm.sock")
     assert all(jobs.advances("llm.sock", f"rank{rank}") for rank in range(3))
@@ -47,8 +47,8 @@ def test_a_unit_is_stopped_whole(jobs: Jobs) -> None:
     cgroup = jobs.cgroup("train.service")
     jobs.rank("llm.sock", "listens", cgroup=cgroup)
     jobs.rank("helper", role="loader", cgroup=cgroup)
-    told = jobs.ask("stop", "llm.sock")
-    assert (told["scope"], set(did(told))) == (
+    answer = jobs.ask("stop", "llm.sock")
+    assert (answer["scope"], set(did(answer))) == (
         "train.service",
         {jobs.pid("llm.sock"), jobs.pid("helper", "loader")},
     )
@@ -65,8 +65,8 @@ def test_a_unit_of_a_terminal_server_is_no_job(jobs: Jobs, name: str) -> None:
     script = f'printf "{name}" > /proc/$$/comm; {PYTHON} -c "$0" $1 rank0 listens & {PYTHON} -c "$0" $2 rank0 &'
     server = jobs.start("/bin/sh", "-c", f"{script} wait", RANK, jobs.path("a.sock"), jobs.path("b"), cgroup=cgroup)
     one, other = jobs.pid("a.sock"), jobs.pid("b")
-    told = jobs.ask("stop", "a.sock")
-    assert (told["scope"], set(did(told))) == ("process tree", {one})
+    answer = jobs.ask("stop", "a.sock")
+    assert (answer["scope"], set(did(answer))) == ("process tree", {one})
     assert not stands(server.pid)
     assert not stands(other)
 
@@ -79,8 +79,8 @@ def test_in_a_unit_that_starts_jobs_for_many_only_the_tree_counts(jobs: Jobs) ->
     jobs.rank("other.sock", "listens", cgroup=cgroup)
     other = jobs.start("sleep", "60", user=0, cgroup=cgroup)
     until(lambda: str(other.pid) in (cgroup / "cgroup.procs").read_text(encoding="ascii").split())
-    told = jobs.ask("stop", "llm.sock")
-    assert (told["scope"], set(did(told))) == ("process tree", {jobs.pid("llm.sock")})
+    answer = jobs.ask("stop", "llm.sock")
+    assert (answer["scope"], set(did(answer))) == ("process tree", {jobs.pid("llm.sock")})
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_which_control_group_is_a_jobs_own(cgroup: str, place: str) -> None:
 @pytest.mark.root
 def test_roots_processes_are_left_alone(jobs: Jobs) -> None:
     process = jobs.rank("root.sock", "listens", user=0)
-    told = jobs.ask("stop", "root.sock")
-    assert not told["ok"]
-    assert "root listens there" in told["error"]
+    answer = jobs.ask("stop", "root.sock")
+    assert not answer["ok"]
+    assert "root listens there" in answer["error"]
     assert not stands(process.pid)
 
 
@@ -133,8 +133,8 @@ def test_a_socket_file_of_somebody_else_leads_nowhere(jobs: Jobs) -> None:
     """Whoever passes his socket to another user's process to listen on it has named nobody."""
     process = jobs.rank("llm.sock", "listens")
     os.chown(jobs.path("llm.sock"), 12345, -1)
-    told = jobs.ask("stop", "llm.sock")
-    assert (told["ok"], "uid 12345's file" in told["error"]) == (False, True)
+    answer = jobs.ask("stop", "llm.sock")
+    assert (answer["ok"], "uid 12345's file" in answer["error"]) == (False, True)
     assert not stands(process.pid)
 
 
@@ -145,7 +145,7 @@ def test_a_link_a_file_and_nobody_lead_nowhere(jobs: Jobs) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(jobs.path("deaf.sock"))
     wrong = {name: jobs.ask("stop", name) for name in ("link.sock", "file.sock", "deaf.sock", "none.sock")}
-    assert [told["ok"] for told in wrong.values()] == [False] * 4
+    assert [each["ok"] for each in wrong.values()] == [False] * 4
     assert "is not a socket" in wrong["file.sock"]["error"]
     assert not stands(process.pid)
     assert not jobs.stopped.exists()
@@ -155,8 +155,8 @@ def test_a_hard_link_to_somebodys_other_socket_leads_nowhere(jobs: Jobs) -> None
     """fs.protected_hardlinks=0: anybody links a database's socket to here, and its processes would be his "trainer"."""
     process = jobs.rank("llm.sock", "listens")
     os.link(jobs.path("llm.sock"), jobs.path("x.sock"))
-    told = jobs.ask("stop", "x.sock")
-    assert (told["ok"], "is a hard link" in told["error"]) == (False, True)
+    answer = jobs.ask("stop", "x.sock")
+    assert (answer["ok"], "is a hard link" in answer["error"]) == (False, True)
     assert not stands(process.pid)
 
 
@@ -169,8 +169,8 @@ def test_where_proc_hides_processes_that_is_told(jobs: Jobs) -> None:
     ended = subprocess.run(argv, capture_output=True, check=False, timeout=60)
     if not ended.stdout:
         pytest.skip("root may not mount here (a container)")
-    told = json.loads(ended.stdout)
-    assert (told["ok"], "hidepid=, mount it with gid=powerguard" in told["error"]) == (False, True)
+    answer = json.loads(ended.stdout)
+    assert (answer["ok"], "hidepid=, mount it with gid=powerguard" in answer["error"]) == (False, True)
     assert not stands(process.pid)
 
 
@@ -181,9 +181,9 @@ def test_a_child_that_has_inherited_the_socket_is_nobody(jobs: Jobs) -> None:
     script += "open(sys.argv[1] + '.heir.up', 'w').write(f'{os.getpid()}\\n')\ntime.sleep(60)\n"
     jobs.start(PYTHON, "-c", script, jobs.path("llm.sock")).wait(60)
     heir = jobs.pid("llm.sock", "heir")
-    told = jobs.ask("stop", "llm.sock")
-    assert not told["ok"]
-    assert "has ended" in told["error"] or "the GPU is gone" in told["error"]
+    answer = jobs.ask("stop", "llm.sock")
+    assert not answer["ok"]
+    assert "has ended" in answer["error"] or "the GPU is gone" in answer["error"]
     assert not stands(heir)
 
 
@@ -212,10 +212,10 @@ def test_a_trainer_whose_queue_is_full_can_still_be_ended_once_it_was_stopped(jo
 def test_list_tells_and_changes_nothing(jobs: Jobs) -> None:
     process = jobs.rank("llm.sock", "listens")
     (jobs.sockets / "dead.sock").write_text("", encoding="ascii")
-    told = jobs.ask("list")
-    assert told["ok"]
-    assert told["stopped"] == []
-    llm, dead = told["trainers"]
+    answer = jobs.ask("list")
+    assert answer["ok"]
+    assert answer["stopped"] == []
+    llm, dead = answer["trainers"]
     assert (dead["socket"], dead["reachable"]) == ("dead.sock", False)
     assert (llm["socket"], llm["reachable"], llm["uid"], llm["listener"]) == ("llm.sock", True, USER, process.pid)
     jobs.ask("stop", "llm.sock")
@@ -228,8 +228,8 @@ def test_many_sockets_that_are_planted_hide_no_trainer(jobs: Jobs) -> None:
     jobs.rank("llm.sock", "listens")
     for number in range(70):
         (jobs.sockets / f"0{number}.sock").write_text("", encoding="ascii")
-    told = jobs.ask("list")
-    assert (told["trainers"][0]["socket"], len(told["trainers"]), told["left_out"]) == ("llm.sock", 64, 7)
+    answer = jobs.ask("list")
+    assert (answer["trainers"][0]["socket"], len(answer["trainers"]), answer["left_out"]) == ("llm.sock", 64, 7)
 
 
 @pytest.mark.root
@@ -251,8 +251,8 @@ def test_a_unit_is_asked_for_a_checkpoint_by_whoever_has_a_handler(jobs: Jobs) -
     jobs.rank("plain", role="loader", cgroup=cgroup)
     pid = jobs.pid("t")
     jobs.allowed.write_text(f"# units that make a checkpoint on a signal\n{unit} USR1\n", encoding="ascii")
-    told = jobs.ask("checkpoint", unit, "USR1")
-    assert (told["ok"], did(told), told["signalled"]) == (True, {pid: "signalled"}, 1)
+    answer = jobs.ask("checkpoint", unit, "USR1")
+    assert (answer["ok"], did(answer), answer["signalled"]) == (True, {pid: "signalled"}, 1)
     until(lambda: jobs.noted("t", "SIGUSR1"))
     until(lambda: state(shell.pid) == "S")
     assert jobs.advances("plain", "loader")
@@ -274,8 +274,8 @@ def test_a_list_that_others_can_change_is_not_believed(jobs: Jobs, where: str) -
     path = jobs.root / where
     path.chmod(path.stat().st_mode | 0o022)
     assert "other users than root can change it" in jobs.ask("checkpoint", "train.service", "USR1")["error"]
-    told = jobs.ask("list")
-    assert (told["units"], "other users than root can change it" in told["units_because"]) == ([], True)
+    answer = jobs.ask("list")
+    assert (answer["units"], "other users than root can change it" in answer["units_because"]) == ([], True)
 
 
 @pytest.mark.parametrize("line", ["train.service", "train.service KILL", "train USR1", "a.service USR1 USR2"])

@@ -61,7 +61,7 @@ async def test_native_is_followed_to_durable() -> None:
             DURABLE,
         ],
     }
-    async with serve(script) as peer, effector(llm(peer.url, max_checkpoint_s=60.0)) as (made, told):
+    async with serve(script) as peer, effector(llm(peer.url, max_checkpoint_s=60.0)) as (made, published):
         detail = dict(await made.carry_out(order(30.0)))
         took_s = detail.pop("took_s")
     assert detail == {
@@ -75,8 +75,8 @@ async def test_native_is_followed_to_durable() -> None:
         "digest": DIGEST,
     }
     assert isinstance(took_s, float)
-    assert told.stages == ["waiting_step", "writing", "committed"]
-    writing = told[1]
+    assert published.stages == ["waiting_step", "writing", "committed"]
+    writing = published[1]
     assert (writing.eta_s, writing.bytes_done, writing.bytes_total, writing.paused) == (60.0, 10, 5000, True)
     body = peer.bodies[0]
     assert {key: body[key] for key in ("id", "reason", "after", "event")} == {
@@ -165,7 +165,7 @@ async def test_any_other_2xx_may_mean_begun_and_gets_the_time_of_a_checkpoint(st
     """The simplest script answers at once, and saves then."""
     async with (
         serve({TRIGGER: [{"status": status}]}) as peer,
-        effector(llm(peer.url, checkpoint_s=1.5)) as (made, told),
+        effector(llm(peer.url, checkpoint_s=1.5)) as (made, published),
     ):
         began_s = now_s()
         detail = dict(await made.carry_out(order()))
@@ -173,7 +173,7 @@ async def test_any_other_2xx_may_mean_begun_and_gets_the_time_of_a_checkpoint(st
     assert (detail["native"], detail["verified"], detail["paused"], detail["at_paused_step"]) == (False,) * 4
     assert detail["confirmed"] is False
     assert peer.asked == [TRIGGER]
-    assert told.stages == ["waiting"]
+    assert published.stages == ["waiting"]
 
 
 async def test_one_that_took_its_time_before_it_answered_is_not_waited_for_again() -> None:
@@ -208,13 +208,13 @@ async def test_one_that_answers_at_once_and_saves_then_is_done_when_its_file_is(
     (tmp_path / "ckpt_50.pt").write_bytes(b"\0" * 100)
     async with (
         serve({TRIGGER: [begin]}) as peer,
-        effector(llm(peer.url, checkpoint_dir=str(tmp_path))) as (made, told),
+        effector(llm(peer.url, checkpoint_dir=str(tmp_path))) as (made, published),
     ):
         detail = dict(await made.carry_out(order(60.0)))
         assert saving[0].done()
     assert (detail["path"], detail["bytes"], detail["step"]) == (str(saved), parts * 25_600, 68)
     assert (detail["verified"], detail["confirmed"], detail["flushed"]) == (False, True, True)
-    assert told.stages == ["waiting_folder", "flushing"]
+    assert published.stages == ["waiting_folder", "flushing"]
 
 
 @pytest.mark.parametrize("status", [200, pytest.param(202, marks=pytest.mark.slow)])
@@ -244,11 +244,11 @@ async def test_a_dumb_one_that_saves_before_it_answers_is_asked_once() -> None:
         await asyncio.sleep(3.0)
         return web.Response(text="saved")
 
-    async with serve({TRIGGER: [save]}) as peer, effector(llm(peer.url, checkpoint_s=4.0)) as (made, told):
+    async with serve({TRIGGER: [save]}) as peer, effector(llm(peer.url, checkpoint_s=4.0)) as (made, published):
         detail = dict(await made.carry_out(order(60.0)))
     assert detail["verified"] is False
     assert peer.count(TRIGGER) == 1
-    assert told.stages == ["waiting_answer", "waiting"]
+    assert published.stages == ["waiting_answer", "waiting"]
 
 
 async def test_a_reload_does_not_make_it_save_twice() -> None:
@@ -282,24 +282,24 @@ async def test_dumb_and_asynchronous_is_watched_by_its_folder(tmp_path: Path) ->
     save_native(tmp_path, 7)
     async with (
         serve({TRIGGER: [{"status": 202}]}) as peer,
-        effector(llm(peer.url, checkpoint_dir=str(tmp_path))) as (made, told),
+        effector(llm(peer.url, checkpoint_dir=str(tmp_path))) as (made, published),
         asyncio.TaskGroup() as group,
     ):
         task = group.create_task(made.carry_out(order(60.0)))
-        while told.stages != ["waiting_folder"]:  # noqa: ASYNC110 - what was there before has been looked at by then
+        while published.stages != ["waiting_folder"]:  # noqa: ASYNC110 - what was there before has been looked at by then
             await asyncio.sleep(0.02)
         await asyncio.to_thread(save_native, tmp_path, 8)
         detail = dict(await task)
     assert (detail["step"], detail["verified"], detail["bytes"]) == (8, True, 57344)
-    assert told.stages == ["waiting_folder"]
+    assert published.stages == ["waiting_folder"]
 
 
 async def test_dumb_and_mute_gets_the_configured_time() -> None:
     async with serve({TRIGGER: [{"status": 202}]}) as peer:
-        async with effector(llm(peer.url, max_checkpoint_s=1.0)) as (made, told):
+        async with effector(llm(peer.url, max_checkpoint_s=1.0)) as (made, published):
             detail = dict(await made.carry_out(order()))
         assert (detail["verified"], detail["native"]) == (False, False)
-        assert told.stages == ["waiting"]
+        assert published.stages == ["waiting"]
         async with effector(llm(peer.url)) as (made, _):
             with pytest.raises(EffectorError, match="out of time: its checkpoint is still waiting"):
                 await made.carry_out(order(3.0))
@@ -406,12 +406,12 @@ async def test_busy_is_asked_again_soon() -> None:
     busy = [{"status": 503, "headers": {"Retry-After": "3600"}}, {"status": 429, "headers": {"Retry-After": "soon"}}]
     async with (
         serve({TRIGGER: [*busy, accepted()], FOLLOW: [DURABLE]}) as peer,
-        effector(llm(peer.url)) as (made, told),
+        effector(llm(peer.url)) as (made, published),
     ):
         began_s = now_s()
         assert dict(await made.carry_out(order(8.0)))["verified"] is True
         assert 1.0 < now_s() - began_s < 3.0
-    assert told.stages == ["busy", "committed"]
+    assert published.stages == ["busy", "committed"]
     assert [body["id"] for body in peer.bodies] == ["a1"] * 3
 
 
@@ -473,12 +473,12 @@ async def test_nobody_there_costs_no_time(folder: Path) -> None:
     """The battery is not burnt for a trainer that is gone; and the core hears of it."""
     (folder / "file").write_text("")
     for url in ("http://127.0.0.1:9", f"unix:{folder}/none.sock", f"unix:{folder}/file"):
-        async with effector(llm(url)) as (made, told):
+        async with effector(llm(url)) as (made, published):
             began_s = now_s()
             with pytest.raises(EffectorError, match="no trainer listens there"):
                 await made.carry_out(order())
             assert now_s() - began_s < 1.5
-        assert [news.alive for news in told.seen] == [False]
+        assert [news.alive for news in published.seen] == [False]
 
 
 async def hang(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
@@ -549,7 +549,7 @@ MONSTERS = {
 @pytest.mark.parametrize("name", MONSTERS)
 async def test_a_monster_is_borne_within_the_deadline(name: str) -> None:
     """Whatever comes, `carry_out` answers in words before its deadline, and `look` ends in its time."""
-    async with serve_raw(MONSTERS[name]) as url, effector(llm(url)) as (made, told):
+    async with serve_raw(MONSTERS[name]) as url, effector(llm(url)) as (made, published):
         action = order(1.5)
         with contextlib.suppress(EffectorError):
             detail = dict(await made.carry_out(action))
@@ -558,7 +558,7 @@ async def test_a_monster_is_borne_within_the_deadline(name: str) -> None:
         began_s = now_s()
         await made.look()
         assert now_s() - began_s < 6.0
-        assert told.seen[-1].alive, "it hangs or lies, but somebody is there"
+        assert published.seen[-1].alive, "it hangs or lies, but somebody is there"
 
 
 async def test_a_hung_native_trainer_is_asked_again_until_it_wakes() -> None:
@@ -570,13 +570,13 @@ async def test_a_hung_native_trainer_is_asked_again_until_it_wakes() -> None:
         return web.Response(status=500)
 
     script = {STATUS: [{"body": {"job": "llm"}}], TRIGGER: [stuck, accepted()], FOLLOW: [DURABLE]}
-    async with serve(script) as peer, effector(llm(peer.url)) as (made, told):
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, published):
         await made.look()
         began_s = now_s()
         assert dict(await made.carry_out(order(10.0)))["verified"] is True
         assert 2.9 < now_s() - began_s < 5.0
         slow.set()
-    assert told.stages == ["hung", "committed"]
+    assert published.stages == ["hung", "committed"]
     assert [body["id"] for body in peer.bodies] == ["a1", "a1"]
 
 
@@ -633,10 +633,10 @@ async def test_resume_that_fails_says_what_to_do() -> None:
         with pytest.raises(EffectorError, match=r"answered 500 .*training may still be paused"):
             await made.carry_out(resume())
     assert peer.count(RESUME) == 4
-    async with effector(llm("http://127.0.0.1:9")) as (made, told):
+    async with effector(llm("http://127.0.0.1:9")) as (made, published):
         with pytest.raises(EffectorError, match="no trainer listens"):
             await made.carry_out(resume())
-        assert not told.seen[0].alive
+        assert not published.seen[0].alive
 
 
 async def test_orders_for_others_are_refused() -> None:

@@ -12,7 +12,17 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.options import TrainerOptions
 from tests.cli.checkpoint_sites import save
-from tests.effectors.trainer_peers import ALIAS, DURABLE, FOLLOW, STATUS, TRIGGER, Told, accepted, order, serve
+from tests.effectors.trainer_peers import (
+    ALIAS,
+    DURABLE,
+    FOLLOW,
+    STATUS,
+    TRIGGER,
+    PublishedEvents,
+    accepted,
+    order,
+    serve,
+)
 from tests.peers.hurried import now_s
 
 HEADERS_S = 2.0
@@ -39,21 +49,23 @@ class Helper:
 
 
 def llm(url: str, folder: Path, **more: object) -> TrainerOptions:
-    told: dict[str, object] = {
+    given: dict[str, object] = {
         "name": "llm",
         "url": url,
         "checkpoint_dir": str(folder),
         "checkpoint_s": 1.0,
         "fallback": {"kind": "signal", "unit": "train.service", "signal": "USR1"},
     }
-    return TrainerOptions.model_validate({**told, **more})
+    return TrainerOptions.model_validate({**given, **more})
 
 
-async def asked(options: TrainerOptions, helper: Helper, limit_s: float = 40.0) -> tuple[dict[str, Any], Told]:
-    told = Told()
-    made = TrainerEffector([options], clock=now_s, publish=told.append, helper=helper, alive=lambda _: None)
+async def asked(
+    options: TrainerOptions, helper: Helper, limit_s: float = 40.0
+) -> tuple[dict[str, Any], PublishedEvents]:
+    published = PublishedEvents()
+    made = TrainerEffector([options], clock=now_s, publish=published.append, helper=helper, alive=lambda _: None)
     try:
-        return dict(await made.carry_out(order(limit_s))), told
+        return dict(await made.carry_out(order(limit_s))), published
     finally:
         await made.close()
 
@@ -112,10 +124,10 @@ async def test_beside_one_that_hangs(tmp_path: Path) -> None:
     helper = Helper(tmp_path)
     async with serve({TRIGGER: [slow], STATUS: [{"body": {"job": "llm"}}]}) as peer:
         began_s = now_s()
-        detail, told = await asked(llm(peer.url, tmp_path), helper, limit_s=60.0)
+        detail, result = await asked(llm(peer.url, tmp_path), helper, limit_s=60.0)
         assert now_s() - began_s < 45.0
     assert (detail["step"], detail["fallback"]) == (88, "train.service")
-    assert "hung" in told.stages
+    assert "hung" in result.stages
 
 
 async def test_one_that_wakes_up_first_is_heard(tmp_path: Path) -> None:

@@ -53,13 +53,13 @@ async def test_a_trainer_that_knows_no_such_call_is_a_failure(answer: dict[str, 
 
 async def test_the_daemon_hears_at_once_that_another_host_has_left(requests: RequestQueue, url: str) -> None:
     """Its next poll would find no process any more, and no reason."""
-    async with effector(TrainerOptions(name="llm", url=url)) as (made, told), asyncio.TaskGroup() as group:
+    async with effector(TrainerOptions(name="llm", url=url)) as (made, published), asyncio.TaskGroup() as group:
         watching = group.create_task(made.watch(every_s=25.0))
-        await until(lambda: told.seen)
-        assert (told.seen[0].hosts, told.seen[0].ended_by) == (2, "")
+        await until(lambda: published.seen)
+        assert (published.seen[0].hosts, published.seen[0].ended_by) == (2, "")
         await asyncio.sleep(0.1)
         await asyncio.to_thread(requests.leave, "its power fails")
-        await until(lambda: told.seen[-1].ended_by, limit_s=20.0)
+        await until(lambda: published.seen[-1].ended_by, limit_s=20.0)
         watching.cancel()
-    assert told.seen[-1].ended_by == "gpu2 has left the job: its power fails"
+    assert published.seen[-1].ended_by == "gpu2 has left the job: its power fails"
     assert requests.departure_sent

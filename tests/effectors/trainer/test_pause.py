@@ -35,7 +35,7 @@ def llm(url: str) -> TrainerOptions:
     return TrainerOptions(name="llm", url=url)
 
 
-def told(**status: object) -> dict[str, object]:
+def paused_status(**status: object) -> dict[str, object]:
     return {"body": {"job": "llm", "conduct": "pause", **status}}
 
 
@@ -60,8 +60,8 @@ async def test_a_real_trainer_stands_still_and_goes_on(folder: Path) -> None:
 
 async def test_it_waits_for_the_step_boundary() -> None:
     """The answer to the pause says where training is now; that it stands is told by a later status."""
-    later = [told(step=6), told(step=7), told(step=7, paused=True)]
-    script: dict[str, list[Any]] = {PAUSE: [told(step=6)], STATUS: [*later]}
+    later = [paused_status(step=6), paused_status(step=7), paused_status(step=7, paused=True)]
+    script: dict[str, list[Any]] = {PAUSE: [paused_status(step=6)], STATUS: [*later]}
     async with serve(script) as peer, effector(llm(peer.url)) as (made, news):
         detail = dict(await made.carry_out(pause()))
     assert detail == {"native": True, "paused": True, "step": 7}
@@ -76,7 +76,10 @@ async def hang(_: web.Request) -> web.Response:
 
 async def test_one_that_hangs_in_its_step_is_waited_for() -> None:
     """A compilation, or a copy, that keeps the interpreter's lock for seconds is no failure of the pause."""
-    script: dict[str, list[Any]] = {PAUSE: [told(step=6)], STATUS: [hang, hang, told(step=7, paused=True)]}
+    script: dict[str, list[Any]] = {
+        PAUSE: [paused_status(step=6)],
+        STATUS: [hang, hang, paused_status(step=7, paused=True)],
+    }
     async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
         assert dict(await made.carry_out(pause(60.0)))["paused"] is True
 
@@ -84,15 +87,15 @@ async def test_one_that_hangs_in_its_step_is_waited_for() -> None:
 async def test_a_busy_one_is_asked_again() -> None:
     busy = {"status": 503, "headers": {"Retry-After": "0"}}
     script: dict[str, list[Any]] = {
-        PAUSE: [busy, {"status": 429}, told(step=6)],
-        STATUS: [busy, told(step=7, paused=True)],
+        PAUSE: [busy, {"status": 429}, paused_status(step=6)],
+        STATUS: [busy, paused_status(step=7, paused=True)],
     }
     async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
         assert dict(await made.carry_out(pause()))["paused"] is True
 
 
 async def test_a_step_that_never_ends_is_cut_off_by_the_bulkhead() -> None:
-    script: dict[str, list[Any]] = {PAUSE: [told(step=6)], STATUS: [told(step=6)]}
+    script: dict[str, list[Any]] = {PAUSE: [paused_status(step=6)], STATUS: [paused_status(step=6)]}
     async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
         began_s = now_s()
         with pytest.raises(TimeoutError):
@@ -110,7 +113,7 @@ async def test_a_step_that_never_ends_is_cut_off_by_the_bulkhead() -> None:
         ({"status": 200, "body": {"hello": 1}}, "expected 200 and its status"),
         ({"status": 500}, "HTTP 500"),
         ({"status": 401}, "HTTP 401"),
-        (told(step=1) | {"body": {"job": "llm", "conduct": "continue"}}, "its conduct is continue"),
+        (paused_status(step=1) | {"body": {"job": "llm", "conduct": "continue"}}, "its conduct is continue"),
     ],
 )
 async def test_whoever_cannot_says_why(answer: dict[str, object], said: str) -> None:

@@ -97,15 +97,15 @@ def training(folder: Path, how: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def by_signal(folder: Path | None, **more: object) -> SignalTrainerOptions:
-    told: dict[str, object] = {"kind": "signal", "name": "llm", "unit": "unmodified.service", "signal": "USR1", **more}
+    given: dict[str, object] = {"kind": "signal", "name": "llm", "unit": "unmodified.service", "signal": "USR1", **more}
     if folder is not None:
-        told["checkpoint_dir"] = str(folder)
-    return SignalTrainerOptions.model_validate(told)
+        given["checkpoint_dir"] = str(folder)
+    return SignalTrainerOptions.model_validate(given)
 
 
 def by_command(*command: str, **more: object) -> CommandTrainerOptions:
-    told = {"kind": "command", "name": "llm", "command": list(command), **more}
-    return CommandTrainerOptions.model_validate(told)
+    given = {"kind": "command", "name": "llm", "command": list(command), **more}
+    return CommandTrainerOptions.model_validate(given)
 
 
 def order(limit_s: float = 60.0) -> TriggerCheckpoint:
@@ -293,7 +293,7 @@ async def test_a_program_that_leaves_a_child_at_work_is_not_believed_to_be_done(
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "expected"),
     [
         (["sh", "-c", "echo first; echo '  the disk is full\x1b[31m' >&2; exit 3"], r"sh ended with status 3:   the d"),
         (["sh", "-c", "echo only this; exit 1"], "status 1: only this"),
@@ -302,11 +302,11 @@ async def test_a_program_that_leaves_a_child_at_work_is_not_believed_to_be_done(
         (["sh", "-c", "echo at work; sleep 60"], "did not end within 1 s, and was killed"),
     ],
 )
-async def test_a_program_that_fails_says_why(command: list[str], told: str) -> None:
-    most_s = 1.0 if "within 1 s" in told else 40.0
+async def test_a_program_that_fails_says_why(command: list[str], expected: str) -> None:
+    most_s = 1.0 if "within 1 s" in expected else 40.0
     with pytest.raises(EffectorError) as error:
         await asked(by_command(*command, max_checkpoint_s=most_s, checkpoint_s=1.0))
-    assert told.replace("  ", "") in str(error.value).replace("  ", "")
+    assert expected.replace("  ", "") in str(error.value).replace("  ", "")
     assert "\x1b" not in str(error.value)
 
 
@@ -389,32 +389,32 @@ def test_native_sealed_and_plain_are_found(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert newest(tmp_path / "plain", since_ns, 0.0) is None
     save(tmp_path / "native", 9)
-    told = newest(tmp_path / "native", since_ns, 0.0)
-    assert told is not None
-    assert (told["step"], told["verified"]) == (9, True)
+    found = newest(tmp_path / "native", since_ns, 0.0)
+    assert found is not None
+    assert (found["step"], found["verified"]) == (9, True)
     (tmp_path / "sealed" / "iter_0000012").mkdir()
     (tmp_path / "sealed" / "iter_0000012" / "a").write_text("a")
     seal(tmp_path / "sealed" / "iter_0000012")
-    told = newest(tmp_path / "sealed", since_ns, 0.0)
-    assert told == {"step": 12, "path": str(tmp_path / "sealed/iter_0000012"), "size_bytes": 1, "verified": True}
+    found = newest(tmp_path / "sealed", since_ns, 0.0)
+    assert found == {"step": 12, "path": str(tmp_path / "sealed/iter_0000012"), "size_bytes": 1, "verified": True}
     (tmp_path / "self" / "a").write_text("a")
     seal(tmp_path / "self")
     assert newest(tmp_path / "self", since_ns, 0.0) is not None
     (tmp_path / "plain" / "epoch=1-step=34.ckpt").write_text("abc")
     assert newest(tmp_path / "plain", since_ns, 0.0) is None  # it may still be written
-    told = newest(tmp_path / "plain", since_ns, 40.0)
-    assert told is not None
-    assert (told["step"], told["size_bytes"], told["verified"]) == (34, 3, False)
+    found = newest(tmp_path / "plain", since_ns, 40.0)
+    assert found is not None
+    assert (found["step"], found["size_bytes"], found["verified"]) == (34, 3, False)
 
 
 def test_the_program_says_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing there, still growing, found: three statuses, and an answer with the last one only."""
-    told = []
+    listed = []
     for made in (lambda: None, lambda: (tmp_path / "step_3.pt").write_bytes(b"\0"), lambda: save(tmp_path, 4)):
         made()
         code = newest_child([str(tmp_path), "0", "0", "1.0"])
-        told.append((code, json.loads(capsys.readouterr().out or "{}").get("step")))
-    assert told == [(1, None), (_GROWING, None), (0, 4)]
+        listed.append((code, json.loads(capsys.readouterr().out or "{}").get("step")))
+    assert listed == [(1, None), (_GROWING, None), (0, 4)]
 
 
 def test_what_goes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> None:
@@ -430,11 +430,11 @@ def test_what_goes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> None:
 
     sys.setprofile(prune)
     try:
-        told = newest(tmp_path, 0, 5.0)
+        newest_file = newest(tmp_path, 0, 5.0)
     finally:
         sys.setprofile(None)
-    assert told is not None
-    assert told["step"] == 2
+    assert newest_file is not None
+    assert newest_file["step"] == 2
 
 
 def test_where_somebody_vouches_nothing_else_counts(tmp_path: Path) -> None:
@@ -535,12 +535,12 @@ def test_a_log_line_is_no_checkpoint_while_the_real_one_grows(
         yield from saves(tmp_path / name, how)
         ended = True
 
-    told = newest(tmp_path, since_ns, 40.0, happens=training())
-    assert ended, f"reported while it was still being written: {told}"
-    assert told is not None
-    assert (told["path"], told["verified"]) == (str(tmp_path / name), False)
+    found = newest(tmp_path, since_ns, 40.0, happens=training())
+    assert ended, f"reported while it was still being written: {found}"
+    assert found is not None
+    assert (found["path"], found["verified"]) == (str(tmp_path / name), False)
     whole = {"preset": 1 << 20, "in turn": HALT * len(BLOCK)}
-    assert told["size_bytes"] == (whole.get(how) or (tmp_path / name).stat().st_size)
+    assert found["size_bytes"] == (whole.get(how) or (tmp_path / name).stat().st_size)
 
 
 @pytest.mark.parametrize("name", ["train.log", "slurm-68.out", "events.out.tfevents.1.host", "step_68.json", "latest"])
@@ -554,9 +554,9 @@ def test_a_large_text_counts_only_under_a_checkpoints_name(tmp_path: Path) -> No
     (tmp_path / "heard").write_text("POST\n" * 300_000)
     assert newest(tmp_path, 0, 1.5, quiet_s=0.5) is None
     (tmp_path / "model_68.json").write_text("[1.5]\n" * 300_000)
-    told = newest(tmp_path, 0, 40.0, quiet_s=0.5)
-    assert told is not None
-    assert told["step"] == 68
+    found = newest(tmp_path, 0, 40.0, quiet_s=0.5)
+    assert found is not None
+    assert found["step"] == 68
 
 
 def test_a_log_that_is_written_holds_up_none(tmp_path: Path) -> None:
@@ -572,9 +572,9 @@ def test_a_log_that_is_written_holds_up_none(tmp_path: Path) -> None:
                     file.write("step\n")
             yield
 
-    told = newest(tmp_path, since_ns, 40.0, happens=chatter())
-    assert told is not None
-    assert told["path"] == str(tmp_path / "model.pt")
+    found = newest(tmp_path, since_ns, 40.0, happens=chatter())
+    assert found is not None
+    assert found["path"] == str(tmp_path / "model.pt")
     (tmp_path / "step_5.pt").write_bytes(b"old")
     os.utime(tmp_path / "step_5.pt", (1, 1))
     assert newest(tmp_path, since_ns, 3.0, happens=chatter()) is None
@@ -600,9 +600,9 @@ def test_a_picture_of_a_step_is_no_checkpoint_and_hides_none(tmp_path: Path) -> 
     (tmp_path / "val_epoch_3.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
     assert newest(tmp_path, 0, 1.5, quiet_s=0.5) is None
     (tmp_path / "last.ckpt").write_bytes(bytes(range(256)))
-    told = newest(tmp_path, 0, 40.0, quiet_s=0.5)
-    assert told is not None
-    assert told["path"] == str(tmp_path / "last.ckpt")
+    found = newest(tmp_path, 0, 40.0, quiet_s=0.5)
+    assert found is not None
+    assert found["path"] == str(tmp_path / "last.ckpt")
 
 
 @pytest.mark.parametrize("name", ["last.ckpt", "emergency.pt", "checkpoint_latest.pth", "interrupted.pt"])
@@ -615,9 +615,9 @@ def test_a_name_that_is_overwritten_counts_beside_steps(
     since_ns = stamp(tmp_path, capsys)
     assert newest(tmp_path, since_ns, 1.0, quiet_s=0.5) is None
     (tmp_path / name).write_bytes(b"\0new")
-    told = newest(tmp_path, since_ns, 40.0, quiet_s=0.5)
-    assert told is not None
-    assert told["path"] == str(tmp_path / name)
+    found = newest(tmp_path, since_ns, 40.0, quiet_s=0.5)
+    assert found is not None
+    assert found["path"] == str(tmp_path / name)
 
 
 def safetensors(tensor_bytes: int) -> bytes:
@@ -663,9 +663,9 @@ def test_a_part_is_no_checkpoint_however_quiet_it_is(
     assert newest(tmp_path, since_ns, 1.5, quiet_s=0.3) is None
     for name, content in then.items():
         (folder / name).write_bytes(content)
-    told = newest(tmp_path, since_ns, 40.0, quiet_s=0.3)
-    assert told is not None
-    assert (told["path"], told["step"]) == (str(folder), 68)
+    found = newest(tmp_path, since_ns, 40.0, quiet_s=0.3)
+    assert found is not None
+    assert (found["path"], found["step"]) == (str(folder), 68)
 
 
 def test_what_is_no_safetensors_header_says_nothing_of_its_length(tmp_path: Path) -> None:
@@ -689,9 +689,9 @@ def test_the_folders_own_clock_counts(tmp_path: Path, capsys: pytest.CaptureFixt
         assert newest(tmp_path, since_ns, 1.0, quiet_s=0.5) is None
         new.write_bytes(b"\0new")
         os.utime(new, (time.time() + ahead_s + 1,) * 2)
-        told = newest(tmp_path, since_ns, 40.0, quiet_s=0.5)
-        assert told is not None
-        assert told["path"] == str(new)
+        found = newest(tmp_path, since_ns, 40.0, quiet_s=0.5)
+        assert found is not None
+        assert found["path"] == str(new)
 
 
 def test_what_changes_while_it_is_watched_is_new_whatever_its_stamp(
@@ -706,9 +706,9 @@ def test_what_changes_while_it_is_watched_is_new_whatever_its_stamp(
         yield from range(3)
         yield (tmp_path / "ckpt_2.pt").write_bytes(b"\0new")
 
-    told = newest(tmp_path, since_ns, 40.0, happens=training())
-    assert told is not None
-    assert told["step"] == 2
+    found = newest(tmp_path, since_ns, 40.0, happens=training())
+    assert found is not None
+    assert found["step"] == 2
 
 
 @pytest.mark.root
@@ -765,9 +765,9 @@ def test_a_stamp_of_the_future_hides_no_new_seal(tmp_path: Path, capsys: pytest.
     assert newest(tmp_path, since_ns, 0.0) is None
     time.sleep(0.02)
     seal(tmp_path / "checkpoint-2")
-    told = newest(tmp_path, since_ns, 0.0)
-    assert told is not None
-    assert told["step"] == 2
+    found = newest(tmp_path, since_ns, 0.0)
+    assert found is not None
+    assert found["step"] == 2
 
 
 def test_a_seal_that_does_not_hold_is_none(tmp_path: Path) -> None:
@@ -792,8 +792,8 @@ async def test_the_child_is_a_program(tmp_path: Path) -> None:
 
 
 def settings_of(**trainer: object) -> Settings:
-    told = {"mode": "dry-run", "ups": {"a": {"sources": [{"kind": "nut", "host": "h", "name": "a"}]}}}
-    return Settings.model_validate({**told, "trainers": [{"name": "llm", **trainer}]})
+    given = {"mode": "dry-run", "ups": {"a": {"sources": [{"kind": "nut", "host": "h", "name": "a"}]}}}
+    return Settings.model_validate({**given, "trainers": [{"name": "llm", **trainer}]})
 
 
 def test_the_kind_says_how_and_is_http_where_none_stands() -> None:

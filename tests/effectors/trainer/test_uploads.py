@@ -189,19 +189,19 @@ async def test_a_trainer_tells_where_it_saves(folder: Path, last: object, folder
 
 async def test_what_trainers_told_is_flushed_too(tmp_path: Path) -> None:
     """Before the power goes: the settings need not know where every job saves."""
-    told: list[str] = []
-    sync = SyncEffector([], reported_paths=lambda: told, clock=now_s)
+    found: list[str] = []
+    sync = SyncEffector([], reported_paths=lambda: found, clock=now_s)
     order = SyncFilesystems(id="s", by_s=now_s() + 60.0, outage="o")
     assert dict(await sync.carry_out(order)) == {"filesystems": 0, "paths": ""}
-    told.append(str(tmp_path))
+    found.append(str(tmp_path))
     assert dict(await sync.carry_out(order)) == {"filesystems": 1, "paths": str(tmp_path)}
 
 
 @pytest.mark.parametrize(("dry_run", "watchers"), [(False, {"trainers", "uploads"}), (True, {"trainers"})])
 def test_only_an_armed_daemon_holds_uploads(*, dry_run: bool, watchers: set[str]) -> None:
     """In dry-run nobody is asked for anything."""
-    told = {"mode": "armed", "ups": {"a": {"sources": [{"kind": "nut", "host": "127.0.0.1", "name": "a"}]}}}
-    settings = Settings.model_validate(told)
+    given = {"mode": "armed", "ups": {"a": {"sources": [{"kind": "nut", "host": "127.0.0.1", "name": "a"}]}}}
+    settings = Settings.model_validate(given)
     parts = build(settings, Ports(sources=lambda *_: []), lambda _: None, dry_run=dry_run)
     assert watchers <= set(parts.watchers)
     assert dry_run == ("uploads" not in parts.watchers)

@@ -86,15 +86,15 @@ def play(level: str, seed: int, site: Any) -> str:  # noqa: ANN401 - a Site, whi
     try:
         if level == "core":
             options = importlib.import_module("powerguard.sim.world.report").SimulationOptions(seed=seed, outages=1)
-            (told,) = importlib.import_module("powerguard.sim.world.many").play_many(site, options, jobs=1)
-            found = list(told.violations)
+            (result,) = importlib.import_module("powerguard.sim.world.many").play_many(site, options, jobs=1)
+            found = list(result.violations)
         elif level == "job":
-            told = importlib.import_module("powerguard.sim.cluster.play").play(seed, site, faults=True)
-            return "; ".join(told.violations)
+            result = importlib.import_module("powerguard.sim.cluster.play").play(seed, site, faults=True)
+            return "; ".join(result.violations)
         else:
-            told = importlib.import_module("powerguard.sim.looped.outage").play(seed, site, faults=True)
-            found = [f"{each.name}: {each.what}" for each in told.violations]
-        found += ["planning_dirty"] if told.planning_dirty else []
+            result = importlib.import_module("powerguard.sim.looped.outage").play(seed, site, faults=True)
+            found = [f"{each.name}: {each.what}" for each in result.violations]
+        found += ["planning_dirty"] if result.planning_dirty else []
     except PlantError:
         raise
     except Exception as error:  # noqa: BLE001 - a world that breaks is found out, too

@@ -50,9 +50,9 @@ def garden_of(*options: str) -> Iterator[Ask]:
             }
             come_in.write(json.dumps(what) + "\n")
             come_in.flush()
-            told: dict[str, Any] = json.loads(go_out.readline())
-            assert told.get("error", "") == ""
-            return told
+            answer: dict[str, Any] = json.loads(go_out.readline())
+            assert answer.get("error", "") == ""
+            return answer
 
         yield asked
         come_in.close()

@@ -64,7 +64,7 @@ def test_a_bad_cell_ends_it_at_once() -> None:
     assert sick.left == pytest.approx(0.6)
 
 
-def told(kind: GaugeKind, battery: Pack, **facts: object) -> tuple[float | None, float | None, bool]:
+def gauge_reads(kind: GaugeKind, battery: Pack, **facts: object) -> tuple[float | None, float | None, bool]:
     gauge = Gauge(GaugeFacts(kind=kind, **facts), Random(2))  # type: ignore[arg-type]
     said = gauge.read(0.0, battery, 0.75, on_battery=True)
     return said.runtime_s, said.charge_pct, said.low_battery
@@ -73,16 +73,16 @@ def told(kind: GaugeKind, battery: Pack, **facts: object) -> tuple[float | None,
 def test_a_proportional_gauge_believes_the_battery_new() -> None:
     """Half of a 60 % battery: 30 % of a new one, told as 50 %, and 180 s told where 108 s are left."""
     worn = pack(health=0.6, left=0.3)
-    runtime_s, charge_pct, low = told(GaugeKind.PROPORTIONAL, worn)
+    runtime_s, charge_pct, low = gauge_reads(GaugeKind.PROPORTIONAL, worn)
     assert (runtime_s, charge_pct, low) == (pytest.approx(180.0), pytest.approx(50.0), False)
     assert worn.lasts_s(0.75) == pytest.approx(108.0)
 
 
 def test_a_coulomb_counter_falls_off_a_cliff() -> None:
     """It counts what was taken from a new battery: 45 % told when a 60 % battery has 5 % left, and then nothing."""
-    runtime_s, charge_pct, _ = told(GaugeKind.COULOMB, pack(health=0.6, left=0.05))
+    runtime_s, charge_pct, _ = gauge_reads(GaugeKind.COULOMB, pack(health=0.6, left=0.05))
     assert (runtime_s, charge_pct) == (pytest.approx(162.0), pytest.approx(45.0))
-    runtime_s, charge_pct, _ = told(GaugeKind.COULOMB, pack(health=0.6, left=0.01))
+    runtime_s, charge_pct, _ = gauge_reads(GaugeKind.COULOMB, pack(health=0.6, left=0.01))
     assert (runtime_s, charge_pct) == (pytest.approx(3.6), pytest.approx(1.0))
 
 
@@ -91,12 +91,12 @@ def test_low_battery_is_called_by_voltage_or_by_runtime(left: float, by_voltage:
     """The knee at 10 % of a 60 % battery is 0.06; 115 s told are below 120."""
     kind = GaugeKind.COULOMB if by_voltage else GaugeKind.PROPORTIONAL
     battery = pack(health=0.6 if by_voltage else 1.0, left=left)
-    assert told(kind, battery, by_voltage=by_voltage, knee=0.1)[2] is low
+    assert gauge_reads(kind, battery, by_voltage=by_voltage, knee=0.1)[2] is low
 
 
 def test_a_gauge_rounds_and_lags() -> None:
     """Whole minutes; and after a load step the runtime follows within its lag, the load at once."""
-    assert told(GaugeKind.PROPORTIONAL, pack(left=0.99), minutes=True)[0] == 300.0
+    assert gauge_reads(GaugeKind.PROPORTIONAL, pack(left=0.99), minutes=True)[0] == 300.0
     gauge = Gauge(GaugeFacts(lag_s=15.0), Random(2))
     full = pack()
     assert gauge.read(0.0, full, 0.75, on_battery=True).runtime_s == pytest.approx(360.0)

@@ -90,11 +90,11 @@ def test_an_hour_without_utility(policy: str, drill: dict[str, bool], seconds: f
 def test_the_bound_is_the_sum_done_by_hand() -> None:
     """Shut down: all energy but that of checkpoint and stop at the paused load, spent capped: 460 s at 4/5 speed."""
     where = site()
-    told = bound(scene(where, 3600.0), where)
+    result = bound(scene(where, 3600.0), where)
     per_paused_s, per_capped_s = 0.3025 / (540.0 * 0.54), 0.5025 / (540.0 * 0.5)
     energy = 1.0 - (20.0 + 45.0) * per_paused_s
-    assert told.how == "shutdown"
-    assert told.loss_s == pytest.approx(3600.0 + 180.0 - 0.8 * energy / per_capped_s, abs=5.0)
+    assert result.how == "shutdown"
+    assert result.loss_s == pytest.approx(3600.0 + 180.0 - 0.8 * energy / per_capped_s, abs=5.0)
 
 
 def test_the_bound_rides_and_holds() -> None:

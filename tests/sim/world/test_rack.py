@@ -40,11 +40,11 @@ def test_the_battery_lasts_as_long_as_the_load_of_all_allows() -> None:
     plan = replace(THREE, kind=Kind.NONE)
     rack = Rack(20, SITE, plan)
     lasts_s = rack.scene_pack.lasts_s(rack.load)
-    told = rack.play()
+    outcome = rack.play()
     assert rack.berths[0].scene.end_s > lasts_s
-    for _, result in told.hosts:
+    for _, result in outcome.hosts:
         assert [at_s for at_s, _ in result.dirty] == [pytest.approx(lasts_s, abs=0.01)]
-    assert len({result.dirty[0][0] for _, result in told.hosts}) == 1
+    assert len({result.dirty[0][0] for _, result in outcome.hosts}) == 1
 
 
 def test_the_hosts_come_back_one_after_another_and_draw_more_at_first() -> None:
@@ -80,14 +80,14 @@ def test_nobody_loses_less_than_the_bound(kind: Kind) -> None:
     for seed in SEEDS:
         rack = Rack(seed, SITE, replace(THREE, kind=kind))
         least_s = least_loss_s(rack, lambda _: 1.0)
-        told = rack.play()
-        assert 0.0 < least_s <= sum(result.loss_s for _, result in told.hosts)
+        outcome = rack.play()
+        assert 0.0 < least_s <= sum(result.loss_s for _, result in outcome.hosts)
 
 
 def test_a_killpower_waits_for_the_last_host() -> None:
     """A rack of nut alone is cycled by its UPS, so that all hosts come back without a person."""
-    told = Rack(20, SITE, replace(THREE, kind=Kind.NUT)).play()
-    assert [result.wakers for _, result in told.hosts] == [[Waker.POLICY]] * 3
+    outcome = Rack(20, SITE, replace(THREE, kind=Kind.NUT)).play()
+    assert [result.wakers for _, result in outcome.hosts] == [[Waker.POLICY]] * 3
 
 
 # --- Invariants -------------------------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ FLEETS = [
 @pytest.mark.parametrize("site", [USUAL, Site()], ids=["drill", "out of the box"])
 def test_every_invariant_holds(site: Site, outages: int, plan: RackPlan) -> None:
     for seed in range(900, 900 + outages):
-        told = Rack(seed, site, plan).play()
-        assert told.violations == []
+        result = Rack(seed, site, plan).play()
+        assert result.violations == []
 
 
 def test_the_higher_tier_runs_longer() -> None:

@@ -25,7 +25,7 @@ def says(at_s: float) -> Reading:
     )
 
 
-def told(facts: SecondSourceFacts, until_s: int = 130) -> dict[int, Reading | SourceFailed | None]:
+def events_of(facts: SecondSourceFacts, until_s: int = 130) -> dict[int, Reading | SourceFailed | None]:
     second = SecondSource(facts)
     return {at_s: second.report(says(float(at_s)), float(at_s)) for at_s in range(80, until_s)}
 
@@ -36,7 +36,7 @@ def word(answer: Reading | SourceFailed | None) -> tuple[str, float | None]:
 
 
 def test_it_is_late_by_its_lag() -> None:
-    answers = told(SecondSourceFacts(lag_s=5.0))
+    answers = events_of(SecondSourceFacts(lag_s=5.0))
     assert answers[84] is None
     assert word(answers[85]) == ("utility", 8.0)
     assert word(answers[104]) == ("utility", 9.9)
@@ -58,11 +58,11 @@ def test_it_is_late_by_its_lag() -> None:
     ],
 )
 def test_it_is_ill_from_its_moment_on_and_for_its_time(ill: SourceFault, at: int, expected: tuple[str, float]) -> None:
-    assert word(told(SecondSourceFacts(lag_s=0.0, ill=ill, at_s=90.5, lasts_s=30.0))[at]) == expected
+    assert word(events_of(SecondSourceFacts(lag_s=0.0, ill=ill, at_s=90.5, lasts_s=30.0))[at]) == expected
 
 
 def test_a_silent_one_counts_as_lost_after_three_seconds() -> None:
-    answers = told(SecondSourceFacts(lag_s=0.0, ill=SourceFault.SILENT, at_s=90.0, lasts_s=30.0))
+    answers = events_of(SecondSourceFacts(lag_s=0.0, ill=SourceFault.SILENT, at_s=90.0, lasts_s=30.0))
     failures = {at_s: each.lost for at_s, each in answers.items() if isinstance(each, SourceFailed)}
     assert failures == {at_s: at_s >= 93 for at_s in range(90, 120)}
 

@@ -36,11 +36,11 @@ def simulate(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str,
         status = main(["simulate", *words])
     except SystemExit as ended:
         status = int(ended.code or 0)
-    told = capsys.readouterr()
-    return status, told.out, told.err
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
 
 
-def told_by(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def simulated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     status, out, _ = simulate(capsys, *words, "--json", "--jobs", "1")
     assert status == 0
     found: dict[str, Any] = json.loads(out)
@@ -54,15 +54,20 @@ RACK = ("--hosts", "1,0,2", "--outages", "3", "--seed", "7")
 
 def test_several_hosts_are_reported_by_tier(capsys: pytest.CaptureFixture[str]) -> None:
     """What the hosts of a tier lose is the sum of its causes; and one outage again is the same outage."""
-    told = told_by(capsys, *RACK)
-    assert (told["object"], told["hosts"], told["outages"], told["hosts_judged"]) == ("simulate_rack", [1, 0, 2], 3, 9)
-    assert [(each["tier"], each["hosts"]) for each in told["tiers"]] == [(0, 1), (2, 2)]
-    assert (told["planning_dirty_hosts"], told["invariant_violations"]) == (0, [])
-    for tier in told["tiers"]:
+    result = simulated(capsys, *RACK)
+    assert (result["object"], result["hosts"], result["outages"], result["hosts_judged"]) == (
+        "simulate_rack",
+        [1, 0, 2],
+        3,
+        9,
+    )
+    assert [(each["tier"], each["hosts"]) for each in result["tiers"]] == [(0, 1), (2, 2)]
+    assert (result["planning_dirty_hosts"], result["invariant_violations"]) == (0, [])
+    for tier in result["tiers"]:
         parts = sum(tier[cause] for cause in ("held", "stopped", "boot", "rolled_back"))
         assert parts == pytest.approx(tier["loss_s_mean"], rel=0.02, abs=2.0)
-    seeds = [told_by(capsys, "--hosts", "1,0,2", "--outages", "1", "--seed", str(seed)) for seed in (7, 8, 9)]
-    assert told["excess_s_mean"] == pytest.approx(sum(each["excess_s_mean"] for each in seeds) / 3, abs=0.01)
+    seeds = [simulated(capsys, "--hosts", "1,0,2", "--outages", "1", "--seed", str(seed)) for seed in (7, 8, 9)]
+    assert result["excess_s_mean"] == pytest.approx(sum(each["excess_s_mean"] for each in seeds) / 3, abs=0.01)
 
 
 def test_several_hosts_as_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,9 +79,9 @@ def test_several_hosts_as_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nut_on_every_host_of_a_rack_loses_some(capsys: pytest.CaptureFixture[str]) -> None:
     """The count of lost hosts is none by itself: a rule that waits for low battery loses hosts."""
-    told = told_by(capsys, "--hosts", "2,2", "--outages", "40", "--seed", "7", "--policy", "nut")
-    assert told["planning_dirty_hosts"] > 0
-    assert "--hosts 2,2" in told["planning_dirty_outages"][0]["reproduce"]
+    result = simulated(capsys, "--hosts", "2,2", "--outages", "40", "--seed", "7", "--policy", "nut")
+    assert result["planning_dirty_hosts"] > 0
+    assert "--hosts 2,2" in result["planning_dirty_outages"][0]["reproduce"]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +106,9 @@ def test_hosts_that_make_no_sense(capsys: pytest.CaptureFixture[str], words: lis
 def test_the_object_is_the_one_in_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever programs against docs/reference/simulate.json finds these keys, and these very numbers."""
     example = json.loads((ROOT / "docs/reference/simulate.json").read_text(encoding="utf-8"))
-    told = told_by(capsys, "--seed", "300", "--outages", "40", "--policy", "nut", "--no-faults")
-    assert told == example
-    assert set(told) >= KEYS
+    result = simulated(capsys, "--seed", "300", "--outages", "40", "--policy", "nut", "--no-faults")
+    assert result == example
+    assert set(result) >= KEYS
 
 
 def test_the_reference_names_every_key() -> None:
@@ -138,11 +143,11 @@ def test_stranded_is_told_for_each_set_of_methods(capsys: pytest.CaptureFixture[
     short = "outage: {bins: [{from_s: 150, to_s: 420, share: 1}], restrike_share: 0}\n"
     file.write_text(f"{short}returns: {{sentinel_share: 0.5, late_share: 0.5, output_share: 0.2}}\n", encoding="utf-8")
     words = ("--seed", "1", "--outages", "40", "--site", str(file), "--no-faults")
-    told = told_by(capsys, *words)
-    sets = {each["set"]: each for each in told["stranded_by_methods"]}
+    result = simulated(capsys, *words)
+    sets = {each["set"]: each for each in result["stranded_by_methods"]}
     assert {"P", "A, P", "C, P", "A, C, P", "B cycles, P"} <= set(sets)
     assert sum(each["outages"] for each in sets.values()) == 40
-    assert sum(each["stranded"] for each in sets.values()) == told["stranded"] > 0
+    assert sum(each["stranded"] for each in sets.values()) == result["stranded"] > 0
     assert sets["C, P"]["stranded"] == 0 < sets["C, P"]["back_by"]["sentinel"]
     assert sets["C, P"]["wait_s_mean"] > 5.0
     assert len(sets["P"]["stranded_seeds"]) == sets["P"]["stranded"] > 0
@@ -165,15 +170,15 @@ def test_a_site_that_saves_without_end_is_warned_of(
     file = tmp_path / "site.yaml"
     file.write_text(f"trainer: {{checkpoint_median_s: 300, local_every_s: {every_s}}}\n", encoding="utf-8")
     words = ("--outages", "2", "--site", str(file), "--no-faults")
-    assert len(told_by(capsys, *words)["warnings"]) == count
+    assert len(simulated(capsys, *words)["warnings"]) == count
     status, out, _ = simulate(capsys, *words)
     assert (status, out.count("warning: trainer.checkpoint_median_s (300 s) is not below")) == (0, count)
 
 
 def test_a_run_is_its_outages_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     """The third outage of seed 20 is the outage of seed 22: so one line plays any of them again."""
-    whole = told_by(capsys, "--seed", "20", "--outages", "3", "--policy", "nut")
-    alone = [told_by(capsys, "--seed", str(seed), "--outages", "1", "--policy", "nut") for seed in (20, 21, 22)]
+    whole = simulated(capsys, "--seed", "20", "--outages", "3", "--policy", "nut")
+    alone = [simulated(capsys, "--seed", str(seed), "--outages", "1", "--policy", "nut") for seed in (20, 21, 22)]
     assert whole["loss_s_mean"] == pytest.approx(sum(one["loss_s_mean"] for one in alone) / 3, abs=0.01)
     for key in ("planning_dirty", "physics_dirty", "shutdowns", "needless", "stranded"):
         assert whole[key] == sum(one[key] for one in alone)
@@ -250,8 +255,8 @@ def test_a_site_changes_what_it_names(capsys: pytest.CaptureFixture[str], tmp_pa
     """A battery for a day: nobody has to shut down any more. The file is named in the reproduction and the object."""
     file = tmp_path / "site.yaml"
     file.write_text("ups:\n  runtime_table: {50: 90000, 100: 80000}\n  bad_cell_share: 0\n", encoding="utf-8")
-    told = told_by(capsys, "--site", str(file), "--outages", "3", "--no-faults")
-    assert (told["shutdowns"], told["planning_dirty"], told["site"]) == (0, 0, str(file))
+    result = simulated(capsys, "--site", str(file), "--outages", "3", "--no-faults")
+    assert (result["shutdowns"], result["planning_dirty"], result["site"]) == (0, 0, str(file))
     assert load(file).host == Site().host
 
 
@@ -333,9 +338,9 @@ def test_a_program_is_told_as_an_object(
     capsys: pytest.CaptureFixture[str], words: Sequence[str], status: int, said: str
 ) -> None:
     ended, out, err = simulate(capsys, *words, "--json")
-    told = json.loads(out)
-    assert (ended, err, told["object"]) == (status, "", "error")
-    assert said in told["error"]
+    answer = json.loads(out)
+    assert (ended, err, answer["object"]) == (status, "", "error")
+    assert said in answer["error"]
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -384,9 +389,14 @@ def test_sets_of_methods_are_counted_apart() -> None:
 def test_sums_are_of_outages() -> None:
     """Mean and 95th percentile of 1 to 100; what happened is counted once for each outage."""
     samples = [some(seed, float(seed))._replace(shutdown=seed % 2 == 0) for seed in range(100, 0, -1)]
-    told = report(samples, SimulationOptions(seed=1, outages=100))
-    assert (told["outages"], told["excess_s_mean"], told["excess_s_p95"], told["shutdowns"]) == (100, 50.5, 96.0, 50)
-    assert (told["schema_version"], told["object"], told["invariant_violations"]) == (1, "simulate", [])
+    summary = report(samples, SimulationOptions(seed=1, outages=100))
+    assert (summary["outages"], summary["excess_s_mean"], summary["excess_s_p95"], summary["shutdowns"]) == (
+        100,
+        50.5,
+        96.0,
+        50,
+    )
+    assert (summary["schema_version"], summary["object"], summary["invariant_violations"]) == (1, "simulate", [])
 
 
 def test_a_violation_comes_with_the_line_that_plays_it_again() -> None:
@@ -394,12 +404,12 @@ def test_a_violation_comes_with_the_line_that_plays_it_again() -> None:
         seed=1, outages=9, policy="powerguard", faults=False, site="'my site.yaml'", level="loop"
     )
     violated = some(4)._replace(violations=("a grade only goes down",))
-    told = report([violated, some(5)._replace(planning_dirty=True)], options)
+    summary = report([violated, some(5)._replace(planning_dirty=True)], options)
     line = "powerguard simulate --seed {} --outages 1 --no-faults --site 'my site.yaml' --level loop"
-    assert told["invariant_violations"] == [
+    assert summary["invariant_violations"] == [
         {"seed": 4, "violation": "a grade only goes down", "reproduce": line.format(4)}
     ]
-    assert told["planning_dirty_outages"] == [{"seed": 5, "reproduce": line.format(5)}]
+    assert summary["planning_dirty_outages"] == [{"seed": 5, "reproduce": line.format(5)}]
     assert "--policy nut" in SimulationOptions(seed=1, outages=1, policy="nut").reproduce(7)
 
 
@@ -413,11 +423,11 @@ def test_a_result_says_whose_fault_it_was() -> None:
 
 
 def all_is_well(samples: list[Sample], options: SimulationOptions) -> None:
-    told = report(samples, options)
-    assert told["outages"] == options.outages
-    assert told["invariant_violations"] == []
-    assert told["planning_dirty_outages"] == []
-    assert told["shutdowns"] > 0, "a world in which nothing happens proves nothing"
+    summary = report(samples, options)
+    assert summary["outages"] == options.outages
+    assert summary["invariant_violations"] == []
+    assert summary["planning_dirty_outages"] == []
+    assert summary["shutdowns"] > 0, "a world in which nothing happens proves nothing"
 
 
 @pytest.mark.parametrize(

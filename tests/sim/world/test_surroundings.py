@@ -14,33 +14,35 @@ def says(at_s: float) -> Reading:
     return Reading(at_s=at_s, ups="sim", source="sim", output_source=OutputSource.UTILITY)
 
 
-def told(facts: SurroundingFacts, *, began_s: float = 0.0, until_s: int = 40) -> list[Event]:
+def events_of(facts: SurroundingFacts, *, began_s: float = 0.0, until_s: int = 40) -> list[Event]:
     others = OtherUpses(facts, began_s)
     return [event for at_s in range(int(began_s), until_s) for event in others.report(says(float(at_s)), float(at_s))]
 
 
 def test_a_network_that_goes_is_told_once_each_way() -> None:
-    assert told(SurroundingFacts(network=(10.0, 20.0))) == [
+    assert events_of(SurroundingFacts(network=(10.0, 20.0))) == [
         NetworkSeen(at_s=10.0, part=LINK, up=False),
         NetworkSeen(at_s=20.0, part=LINK, up=True),
     ]
-    assert told(SurroundingFacts()) == []
+    assert events_of(SurroundingFacts()) == []
 
 
 def test_a_link_that_was_down_when_the_daemon_began_did_not_go() -> None:
     """As the real watch has it: only what was seen there goes."""
-    assert told(SurroundingFacts(network=(10.0, 20.0)), began_s=15.0) == [NetworkSeen(at_s=20.0, part=LINK, up=True)]
+    assert events_of(SurroundingFacts(network=(10.0, 20.0)), began_s=15.0) == [
+        NetworkSeen(at_s=20.0, part=LINK, up=True)
+    ]
 
 
 def test_the_other_ups_says_the_same_and_falls_silent_for_its_time() -> None:
-    events = told(SurroundingFacts(twin=True, silent=(5.0, 10.0)), until_s=12)
+    events = events_of(SurroundingFacts(twin=True, silent=(5.0, 10.0)), until_s=12)
     assert [event.ups for event in events if isinstance(event, Reading | SourceFailed)] == [TWIN] * 12
     failed = {event.at_s: event.lost for event in events if isinstance(event, SourceFailed)}
     assert failed == {5.0: False, 6.0: False, 7.0: False, 8.0: True, 9.0: True}
 
 
 def test_the_other_ups_goes_with_the_network() -> None:
-    events = told(SurroundingFacts(twin=True, network=(10.0, 20.0)), until_s=25)
+    events = events_of(SurroundingFacts(twin=True, network=(10.0, 20.0)), until_s=25)
     assert {event.at_s for event in events if isinstance(event, SourceFailed)} == set(map(float, range(10, 20)))
 
 

@@ -87,8 +87,8 @@ def test_one_that_joins_answers_with_an_older_step() -> None:
     run(one, 10.0)
     second = one.checkpoint(10.0, Conduct.PAUSE)
     assert second.after_s == pytest.approx(first.after_s - 10.0)
-    told = dict(second.detail)
-    assert (told["at_paused_step"], told["paused"], told["step"]) == (False, True, dict(first.detail)["step"])
+    result = dict(second.detail)
+    assert (result["at_paused_step"], result["paused"], result["step"]) == (False, True, dict(first.detail)["step"])
     run(one, 30.0)
     assert one.paused
     third = dict(one.checkpoint(30.0, Conduct.PAUSE).detail)
@@ -150,6 +150,6 @@ def test_these_faults_come_with_faults_only_and_move_nothing_else() -> None:
 def test_powerguard_keeps_its_promises_where_each_is_the_rule(share: str) -> None:
     site = Site(faults=FaultSite.model_validate({share: 1.0}))
     for seed in range(700, 706):
-        told = play_one(seed, site, "powerguard", faults=True)
-        assert told.result.violations == []
-        assert not told.result.dirty_by("planning")
+        outcome = play_one(seed, site, "powerguard", faults=True)
+        assert outcome.result.violations == []
+        assert not outcome.result.dirty_by("planning")

@@ -39,13 +39,13 @@ def carry(folder: Path, remote: Remote, steps: Iterable[int]) -> None:
         assert Transfer(order, tier_of(remote, "llm"), Gate(patience_s=5.0), Progress()).run()
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return dict(json.loads(capsys.readouterr().out))
 
 
 def test_listed_and_verified(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoints", "list", *place, "--json"]) == 0
-    listed = told(capsys)["checkpoints"]
+    listed = shown(capsys)["checkpoints"]
     assert [(each["step"], each["tier"], each["state"]) for each in listed] == [
         (step, "s3", "complete") for step in (4, 3, 2, 1)
     ]
@@ -66,14 +66,14 @@ def test_damage_is_told(place: list[str], s3: S3Server, proxy: Proxy, capsys: py
         Fault(403, "AccessDenied") if "step-000000000003" in path and "/shard-" in path else None
     )
     assert main(["checkpoints", "verify", *place, "--json"]) == 1
-    states = [each["state"] for each in told(capsys)["checkpoints"]]
+    states = [each["state"] for each in shown(capsys)["checkpoints"]]
     assert states == ["verified", "unreadable", "verified", "verified"]
     proxy.rule = lambda _method, _path: None
     path = next(path for method, path in proxy.asked if method == "GET" and "/shard-00000/" in path)
     content = s3.get(path)
     s3.put(path, bytes([content[0] ^ 1]) + content[1:])
     assert main(["checkpoints", "verify", *place, "--json"]) == 1
-    states = sorted(each["state"] for each in told(capsys)["checkpoints"])
+    states = sorted(each["state"] for each in shown(capsys)["checkpoints"])
     assert states == ["corrupt", "verified", "verified", "verified"]
 
 
@@ -108,7 +108,7 @@ def test_a_store_is_rolled_back_by_marks(place: list[str], capsys: pytest.Captur
     assert main([*words, "--yes"]) == 0
     assert "2 newer checkpoints are marked there" in capsys.readouterr().out
     assert main(["checkpoints", "list", *place, "--json"]) == 0
-    states = [(each["step"], each["state"]) for each in told(capsys)["checkpoints"]]
+    states = [(each["step"], each["state"]) for each in shown(capsys)["checkpoints"]]
     assert states == [(4, "set_aside"), (3, "set_aside"), (2, "complete"), (1, "complete")]
 
 
@@ -118,7 +118,7 @@ def test_pruned_when_what_stays_was_read(place: list[str], capsys: pytest.Captur
     assert main(["checkpoints", "prune", *place, "--keep", "1", "--yes"]) == 0
     capsys.readouterr()
     assert main(["checkpoints", "list", *place, "--json"]) == 0
-    assert [each["step"] for each in told(capsys)["checkpoints"]] == [4]
+    assert [each["step"] for each in shown(capsys)["checkpoints"]] == [4]
 
 
 def test_a_prune_that_fails_midway_names_what_went(
@@ -128,7 +128,7 @@ def test_a_prune_that_fails_midway_names_what_went(
     faults = [Fault(503, "SlowDown"), None, None, Fault(403, "AccessDenied"), None, None]
     proxy.rule = lambda method, _path: faults.pop(0) if method == "POST" else None
     assert main(["checkpoints", "prune", *place, "--keep", "1", "--yes", "--json"]) == 1
-    pruned = told(capsys)
+    pruned = shown(capsys)
     assert [[each["step"] for each in pruned[word]] for word in ("kept", "removed")] == [[4], [3, 1]]
     (left,) = pruned["left"]
     assert "step-000000000002" in left["path"]
@@ -143,7 +143,7 @@ def test_a_store_that_refuses_the_prune_leaves_what_went_elsewhere_in_the_report
     old, new = [Path(save(tmp_path / "here", step, mib=1).path) for step in (1, 2)]
     proxy.rule = lambda _method, _path: None if old.exists() else Fault(403, "AccessDenied")
     assert main(["checkpoints", "prune", str(tmp_path / "here"), *place, "--keep", "1", "--yes", "--json"]) == 1
-    pruned = told(capsys)
+    pruned = shown(capsys)
     assert [each["path"] for each in pruned["removed"]] == [str(old)]
     assert (old.exists(), new.exists()) == (False, True)
     assert ["access is denied" in each["because"] for each in pruned["left"]] == [True] * 3
@@ -155,11 +155,11 @@ def test_a_store_of_more_than_a_resume_looks_at_is_listed_and_rolled_back(
     """With the usual retention a store holds up to ten checkpoints; a resume looks at the newest eight."""
     carry(tmp_path, remote_of(bucket, s3.url, tmp_path, keep=10), range(1, 11))
     assert main(["checkpoints", "list", *empty, "--json"]) == 0
-    assert [each["step"] for each in told(capsys)["checkpoints"]] == list(range(10, 0, -1))
+    assert [each["step"] for each in shown(capsys)["checkpoints"]] == list(range(10, 0, -1))
     assert main(["checkpoints", "restore", *empty, "--step", "1", "--into", empty[0], "--yes"]) == 0
     capsys.readouterr()
     assert main(["checkpoints", "list", *empty, "--json"]) == 0
-    states = [each["state"] for each in told(capsys)["checkpoints"]]
+    states = [each["state"] for each in shown(capsys)["checkpoints"]]
     assert states == ["set_aside"] * 9 + ["complete"]
 
 
@@ -175,10 +175,10 @@ def test_what_does_not_verify_does_not_count(
     s3.put(path, bytes([content[0] ^ 1]) + content[1:])
     capsys.readouterr()
     assert main(["checkpoints", "prune", *place, "--keep", "1", "--yes", "--json"]) == 0
-    pruned = told(capsys)
+    pruned = shown(capsys)
     assert [[each["step"] for each in pruned[word]] for word in ("kept", "removed")] == [[3], [2, 1]]
     assert main(["checkpoints", "verify", *place, "--json"]) == 1
-    states = [(each["step"], each["state"]) for each in told(capsys)["checkpoints"]]
+    states = [(each["step"], each["state"]) for each in shown(capsys)["checkpoints"]]
     assert states == [(4, "corrupt"), (3, "verified")]
     assert s3.get(path) != content
 

@@ -52,10 +52,10 @@ def test_an_upload_that_fails_shows_at_the_endpoint(tmp_path: Path) -> None:
         guard.requests.trigger(TriggerRequest(id="e"))
         guard.step(1)
         until(lambda: guard.requests.status().uploads_error)
-        told = guard.requests.status()
-        assert told.uploads_step is None
-        assert "is not there (is it mounted?)" in told.uploads_error
-        assert 0 < (told.uploads_failing_s or 0) < 60
+        shown = guard.requests.status()
+        assert shown.uploads_step is None
+        assert "is not there (is it mounted?)" in shown.uploads_error
+        assert 0 < (shown.uploads_failing_s or 0) < 60
         assert not metrics(guard.requests).endswith(b'upload_failing_seconds{job="llm"} 0.0\n')
 
 

@@ -21,12 +21,12 @@ def dated(saved: SavedCheckpoint, created: str) -> SavedCheckpoint:
 
 def test_a_period_is_told_by_the_manifest(tmp_path: Path) -> None:
     saved = save(tmp_path, 7, mib=1)
-    told = [
+    found = [
         period_of(dated(saved, created), 1800.0)
         for created in ("2026-01-01T00:00:00+00:00", "2026-01-01T00:29:59Z", "2026-01-01T00:30:00+00:00")
     ]
-    assert told[0] is not None
-    assert told == [told[0], told[0], told[0] + 1]
+    assert found[0] is not None
+    assert found == [found[0], found[0], found[0] + 1]
 
 
 def test_what_cannot_be_read_is_not_copied(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_hosts_upload_side_by_side_and_the_last_one_commits(tmp_path: Path, remo
     saved = save({0: a, 1: b}, 7, ranks=2, mib=9)
     other = replace(saved, path=str(b / Path(saved.path).name))
     with ThreadPoolExecutor(2) as pool:
-        told = list(pool.map(lambda each: carried(each, remote, linger_s=20.0), [saved, other]))
-    assert told == [True, True]
+        result = list(pool.map(lambda each: carried(each, remote, linger_s=20.0), [saved, other]))
+    assert result == [True, True]
     tier = tier_of(remote, "llm")
     (found,) = tier.found()
     assert [bytes(read_shard(tier.open_shard, found, rank)["state"].data) for rank in (0, 1)] == [
@@ -95,8 +95,8 @@ def test_two_writers_of_one_manifest(tmp_path: Path, remote: Remote) -> None:
     manifest = manifest_of(save(tmp_path / "root", 7, mib=1))
     name = "step-000000000007-00000070"
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(lambda _: tier_of(remote, "llm").commit(name, manifest), range(4)))
-    assert sorted(told) == [False, False, False, True]
+        result = list(pool.map(lambda _: tier_of(remote, "llm").commit(name, manifest), range(4)))
+    assert sorted(result) == [False, False, False, True]
     other = manifest_of(save(tmp_path / "other", 7, mib=2))
     with pytest.raises(TierError, match="another checkpoint stands under this name") as caught:
         tier_of(remote, "llm").commit(name, other)

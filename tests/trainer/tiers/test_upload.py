@@ -155,11 +155,11 @@ def test_the_child_finds_the_library_where_the_training_does(tmp_path: Path) -> 
         "while not (status := uploader.status()).commits and not status.error: time.sleep(0.01)\n"
         "print(status.error, status.committed_step)\n"
     )
-    told = json.dumps({name: getattr(saved, name) for name in saved.__slots__})
+    result = json.dumps({name: getattr(saved, name) for name in saved.__slots__})
     bare = venv.EnvBuilder(symlinks=True)
     bare.create(tmp_path / "bare")
     done = subprocess.run(
-        [tmp_path / "bare/bin/python", "-I", "-c", script, json.dumps(sys.path), tmp_path / "nas", told],
+        [tmp_path / "bare/bin/python", "-I", "-c", script, json.dumps(sys.path), tmp_path / "nas", result],
         check=True,
         capture_output=True,
         text=True,
@@ -319,16 +319,16 @@ def test_an_orphan_ends(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
     script = (
         "import sys, json\nfrom powerguard.trainer.tiers import Remote\n"
         "from powerguard.trainer.tiers.upload import Uploader\nfrom powerguard.trainer import SavedCheckpoint\n"
-        "told = json.loads(sys.argv[1])\n"
-        "uploader = Uploader(Remote(**told['remote']), job='llm')\n"
-        "uploader.offer(SavedCheckpoint(**told['saved']))\n"
+        "given = json.loads(sys.argv[1])\n"
+        "uploader = Uploader(Remote(**given['remote']), job='llm')\n"
+        "uploader.offer(SavedCheckpoint(**given['saved']))\n"
         "while uploader._child is None: pass\n"
         "print(uploader._child.pid, flush=True)\n"
         "input()\n"
     )
-    told = {"remote": remote.as_json(), "saved": {name: getattr(saved, name) for name in saved.__slots__}}
+    given = {"remote": remote.as_json(), "saved": {name: getattr(saved, name) for name in saved.__slots__}}
     with subprocess.Popen(
-        [sys.executable, "-c", script, json.dumps(told)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", script, json.dumps(given)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as training:
         assert training.stdout is not None
         child = Path("/proc") / training.stdout.readline().decode().strip()
@@ -520,8 +520,8 @@ def test_a_tier_that_is_slow_at_a_start_is_told(tmp_path: Path, caplog: pytest.L
     with hung(nas), Store(tmp_path / "root", job="llm", slots=0) as store:
         chosen = choose([LocalTier(store), tier], Alone(), job="llm", patience_s=0.0)
     assert chosen is not None
-    told = [record.getMessage() for record in caplog.records if "tier_slow" in record.getMessage()]
-    assert told == [f"tier_slow {tier.word}: no answer for 10 s: tried for about 10 s, then left out"]
+    found = [record.getMessage() for record in caplog.records if "tier_slow" in record.getMessage()]
+    assert found == [f"tier_slow {tier.word}: no answer for 10 s: tried for about 10 s, then left out"]
 
 
 # --- The local checkpoint ------------------------------------------------------------------------------------------

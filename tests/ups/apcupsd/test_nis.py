@@ -59,19 +59,19 @@ def test_a_request() -> None:
 
 
 def test_a_status() -> None:
-    told = status(*RECORDS)
-    assert told.flags == 0x05060010
-    assert told.flags & Flag.ONBATT
-    assert not told.flags & Flag.COMMLOST
-    assert (told.date, told.age_s) == ("2026-11-21 04:20:12 +0000", 45.0)
-    assert told.values["UPSNAME"] == "rack a"
-    assert [told.number(key) for key in ("LINEV", "TIMELEFT", "TONBATT")] == [0.0, 27.5, 12.0]
-    assert [told.number(key) for key in ("XOFFBATT", "STATUS", "ITEMP")] == [None, None, None]
+    shown = status(*RECORDS)
+    assert shown.flags == 0x05060010
+    assert shown.flags & Flag.ONBATT
+    assert not shown.flags & Flag.COMMLOST
+    assert (shown.date, shown.age_s) == ("2026-11-21 04:20:12 +0000", 45.0)
+    assert shown.values["UPSNAME"] == "rack a"
+    assert [shown.number(key) for key in ("LINEV", "TIMELEFT", "TONBATT")] == [0.0, 27.5, 12.0]
+    assert [shown.number(key) for key in ("XOFFBATT", "STATUS", "ITEMP")] == [None, None, None]
 
 
 def test_a_status_of_an_older_apcupsd() -> None:
     """3.14 before 2009: dates with the name of a zone, and words behind numbers and flags."""
-    told = status(
+    shown = status(
         *changed(
             DATE="Sat Nov 21 04:20:12 CET 2026",
             END_APC="Sat Nov 21 04:20:14 CET 2026",
@@ -79,7 +79,7 @@ def test_a_status_of_an_older_apcupsd() -> None:
             LOADPCT=" 16.2 Percent Load Capacity",
         )
     )
-    assert (told.flags, told.age_s, told.number("LOADPCT")) == (0x07000008, 2.0, 16.2)
+    assert (shown.flags, shown.age_s, shown.number("LOADPCT")) == (0x07000008, 2.0, 16.2)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 100, 10_000])
@@ -188,9 +188,9 @@ def why_not(data: bytes) -> str:
     reply = Reply()
     cut = len(data) // 3
     try:
-        told = reply.feed(data[:cut]) or reply.feed(data[cut:])
-        if told is not None:
-            parsed = parse_status(told)
+        result = reply.feed(data[:cut]) or reply.feed(data[cut:])
+        if result is not None:
+            parsed = parse_status(result)
             assert 0 <= parsed.flags < 2**32
             assert parsed.age_s is None or abs(parsed.age_s) < 1e12
             for key in parsed.values:

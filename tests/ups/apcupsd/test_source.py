@@ -217,10 +217,10 @@ async def test_story_10_a_polltime_of_60_is_told() -> None:
                 late_s += 60.0
                 peer.look()
                 await until(heard, Reading)
-    told = [entry for entry in logs if entry["event"] == "source_doubtful"]
-    assert len(told) == 1
-    assert "POLLTIME 1" in told[0]["because"]
-    assert told[0]["every_s"] == pytest.approx(60, abs=1)
+    logged = [entry for entry in logs if entry["event"] == "source_doubtful"]
+    assert len(logged) == 1
+    assert "POLLTIME 1" in logged[0]["because"]
+    assert logged[0]["every_s"] == pytest.approx(60, abs=1)
 
 
 async def test_story_12_a_spent_order_is_no_order_of_the_next_outage() -> None:
@@ -250,8 +250,8 @@ async def test_story_12_a_spent_order_is_no_order_of_the_next_outage() -> None:
             late_s = 700.0
             while (await until(heard, Reading)).forced_shutdown:
                 peer.set()
-    told = [entry["because"] for entry in logs if "systemctl restart apcupsd there" in entry.get("because", "")]
-    assert len(told) == 2  # each order that is left over is told, and told once
+    logged = [entry["because"] for entry in logs if "systemctl restart apcupsd there" in entry.get("because", "")]
+    assert len(logged) == 2  # each order that is left over is told, and told once
 
 
 async def test_an_order_that_was_left_to_us_is_none() -> None:
@@ -275,9 +275,9 @@ async def test_a_net_slave_is_told_to_be_one() -> None:
             peer.set(ONLINE | 0x400)
             await until(heard, Reading)
             await until(heard, Reading)
-    told = [entry["because"] for entry in logs if entry["event"] == "source_doubtful"]
-    assert len(told) == 1
-    assert "name 10.0.0.9:3551 in the settings" in told[0]
+    logged = [entry["because"] for entry in logs if entry["event"] == "source_doubtful"]
+    assert len(logged) == 1
+    assert "name 10.0.0.9:3551 in the settings" in logged[0]
 
 
 # --- Peers that are something else, or break -----------------------------------------------------------------------

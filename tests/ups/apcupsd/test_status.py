@@ -180,8 +180,8 @@ def at(second: int, now: int | None = None, flags: int = UTILITY) -> Status:
     return status(flags, date(second), date(second if now is None else now))
 
 
-def noted(news: News, told_: Status, asked_s: float, took_s: float = 0.01) -> float | None:
-    return news.at_s if news.note(told_, asked_s=asked_s, answered_s=asked_s + took_s) else None
+def noted(news: News, status_: Status, asked_s: float, took_s: float = 0.01) -> float | None:
+    return news.at_s if news.note(status_, asked_s=asked_s, answered_s=asked_s + took_s) else None
 
 
 def test_the_first_date_is_as_old_as_the_peer_says() -> None:

@@ -160,11 +160,11 @@ async def test_answers_at_random_end_nothing_and_make_up_nothing() -> None:
                     source._miss_at_s = -1e9
         await source._drop()
         assert upsd.connections > 10
-    told = [event for event in heard if isinstance(event, Reading)]
-    assert len(told) > 20
-    assert {reading.output_source for reading in told} == {OutputSource.UTILITY}
-    assert {reading.charge_pct for reading in told} <= {100, None}
-    assert len(heard) - len(told) > 20
+    found = [event for event in heard if isinstance(event, Reading)]
+    assert len(found) > 20
+    assert {reading.output_source for reading in found} == {OutputSource.UTILITY}
+    assert {reading.charge_pct for reading in found} <= {100, None}
+    assert len(heard) - len(found) > 20
 
 
 async def test_a_upsd_that_hangs_on_battery_is_lost_before_the_last_reading_is_3_s_old() -> None:
@@ -383,10 +383,10 @@ async def test_tls_that_is_tried_again_costs_a_shared_ups_no_seconds(tmp_path: P
         await until(heard, Reading)
         clock.ahead_s = 301.0
         await fails(heard, "upsd closed the connection")
-        told = await heard.get()
+        event = await heard.get()
         task.cancel()
         await asyncio.wait([task])
-    assert isinstance(told, Reading)
+    assert isinstance(event, Reading)
 
 
 async def test_the_authorities_are_read_once_and_outside_the_time_that_upsd_has(tmp_path: Path) -> None:

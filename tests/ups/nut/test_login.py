@@ -164,8 +164,8 @@ async def test_a_login_that_costs_the_connection_twice_waits_for_a_minute(tmp_pa
             clock.ahead_s = 61.0
             await upsd.hears("LOGIN", 3)
             await noted(logs, "login_held")
-    told = [(entry["event"], "ends the connection" in entry.get("because", "")) for entry in logs]
-    assert told == [("login_refused", True), ("login_held", False)]
+    logged = [(entry["event"], "ends the connection" in entry.get("because", "")) for entry in logs]
+    assert logged == [("login_refused", True), ("login_held", False)]
 
 
 async def test_a_login_that_is_not_answered_is_not_asked_for_on_every_connection(tmp_path: Path) -> None:

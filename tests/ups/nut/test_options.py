@@ -67,8 +67,8 @@ def cautions(**more: Any) -> list[str]:  # noqa: ANN401
 
 
 def test_what_could_be_forged_or_overheard_is_told() -> None:
-    (told,) = cautions()
-    assert "ups.a.sources[0].tls: if-offered: upsd's answers can be forged, and its password read" in told
+    (result,) = cautions()
+    assert "ups.a.sources[0].tls: if-offered: upsd's answers can be forged, and its password read" in result
     assert cautions(tls="required") == []
     assert cautions(host="127.0.0.1") == []
 
@@ -77,5 +77,5 @@ def test_reading_the_settings_loads_no_network_code() -> None:
     """A host without NUT pays nothing for it."""
     loaded = "[m for m in sys.modules if m.startswith('powerguard.ups.nut.')]"
     code = f"import sys, powerguard.settings.schema; print({loaded})"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "['powerguard.ups.nut.options']"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "['powerguard.ups.nut.options']"

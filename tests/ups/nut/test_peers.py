@@ -91,9 +91,9 @@ async def test_a_wrong_password_costs_the_login_and_not_the_readings(tmp_path: P
             await until(heard, Reading, on_battery)
             while not any(entry["log_level"] == "error" for entry in logs):  # noqa: ASYNC110 - the log tells nobody
                 await asyncio.sleep(0.02)
-    told = [entry for entry in logs if entry["log_level"] == "error"]
-    assert [entry["event"] for entry in told] == ["login_refused"]
-    assert "login as sec is refused (ACCESS-DENIED)" in told[0]["because"]
+    logged = [entry for entry in logs if entry["log_level"] == "error"]
+    assert [entry["event"] for entry in logged] == ["login_refused"]
+    assert "login as sec is refused (ACCESS-DENIED)" in logged[0]["because"]
     assert "guess" not in str(logs)
 
 
@@ -273,8 +273,8 @@ async def test_a_upsd_that_comes_back_with_other_tls_is_told_and_a_right_one_use
             await comes_back(config.partition("CERTPATH")[0], 1, authenticated=False)
             await comes_back(config.replace(str(good[0]), str(wrong[0])), 0, authenticated=False)
             await comes_back(config, 1, authenticated=True)
-    told = [entry["event"] for entry in logs if entry["log_level"] == "error"]
-    assert told == ["tls_gone", "tls_not_believed"]
+    logged = [entry["event"] for entry in logs if entry["log_level"] == "error"]
+    assert logged == ["tls_gone", "tls_not_believed"]
 
 
 @pytest.mark.peer("upsd", "snmp-ups")

@@ -36,7 +36,7 @@ async def test_story_11_a_primary_waits_for_as_long_as_we_hold_the_login(tmp_pat
             reading = await until(heard, Reading, lambda reading: reading.forced_shutdown)
             assert reading.low_battery
             await asyncio.sleep(3)  # the checkpoint, as it were
-            assert "SHUTDOWNCMD" not in [kind for kind, _ in primary.told()]
+            assert "SHUTDOWNCMD" not in [kind for kind, _ in primary.notified()]
         left_s = time.time()
         at_s = await primary.until("SHUTDOWNCMD", wall_s)
         assert left_s - 1 < at_s < left_s + 30

@@ -25,7 +25,7 @@ from powerguard.ups.nut.protocol import (
 TEXT = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), max_size=60)
 
 
-def told(*chunks: bytes) -> list[Answer]:
+def answers_in(*chunks: bytes) -> list[Answer]:
     decoder = Decoder()
     return [answer for chunk in chunks for answer in decoder.feed(chunk)]
 
@@ -53,8 +53,8 @@ def told(*chunks: bytes) -> list[Answer]:
 )
 def test_an_answer_is_what_upsd_means(sent: bytes, answer: Answer) -> None:
     """Whole, and byte by byte: TCP cuts where it likes."""
-    assert told(sent) == [answer]
-    assert told(*(sent[at : at + 1] for at in range(len(sent)))) == [answer]
+    assert answers_in(sent) == [answer]
+    assert answers_in(*(sent[at : at + 1] for at in range(len(sent)))) == [answer]
 
 
 def test_answers_come_in_order_and_a_half_one_waits() -> None:

@@ -19,13 +19,13 @@ from powerguard.ups.profiles.vocabulary import NUMBERS
 U, B = OutputSource.UTILITY, OutputSource.BATTERY
 
 
-def told(status: str, **more: str) -> DecodedVariables:
+def decode_status(status: str, **more: str) -> DecodedVariables:
     """Interpret a status and other variables; `input__voltage` stands for input.voltage."""
     return interpret({STATUS: status} | {name.replace("__", "."): text for name, text in more.items()})
 
 
 def read(status: str, **more: str) -> Reading:
-    return told(status, **more).reading(at_s=1.0, ups="a", source="s", authenticated=False)
+    return decode_status(status, **more).reading(at_s=1.0, ups="a", source="s", authenticated=False)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_story_6_bogus_off_and_bypass_flags() -> None:
     assert read("OFF", ups__load="40").output_source is OutputSource.OFF
     assert "output_off" in read("OL OFF").alarms
     assert read("OB BYPASS").output_source is B
-    assert any("OFF" in oddity for oddity in told("OL OFF", ups__load="40").oddities)
+    assert any("OFF" in oddity for oddity in decode_status("OL OFF", ups__load="40").oddities)
 
 
 def test_story_5_a_self_test_is_told_as_one() -> None:
@@ -188,10 +188,10 @@ def test_a_countdown_to_output_off(shutdown: str, reboot: str, off_in_s: float |
 
 
 def test_unknown_tokens_are_named_and_cost_nothing() -> None:
-    whole = told("OL FLUX:9 OLIVE OLIVE")
+    whole = decode_status("OL FLUX:9 OLIVE OLIVE")
     assert whole.unknown == ("FLUX:9", "OLIVE")
     assert whole.draft.output_source is U
-    assert told("OB " + "X " * 5000).unknown == ("X",)
+    assert decode_status("OB " + "X " * 5000).unknown == ("X",)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ Walk = dict[str, Answer]
 each_walk = pytest.mark.parametrize("path", [*OWN, *REAL], ids=lambda path: path.stem)
 
 
-def told(answers: Walk) -> tuple[list[str], Decoded]:
+def choose_and_decode(answers: Walk) -> tuple[list[str], Decoded]:
     chosen = choose(EVERY, answers, sys_object_id="", sys_descr="")
     return [profile.name for profile in chosen], decode(chosen, answers)
 
@@ -49,12 +49,12 @@ def in_tables(answers: Walk, change: Callable[[str], str]) -> Walk:
 def test_what_a_card_says_of_itself_changes_nothing(path: Path) -> None:
     """sysObjectID and sysDescr are wrong too often to decide."""
     answers = read_walk(path)
-    names, decoded = told(answers)
+    names, decoded = choose_and_decode(answers)
     nobody: Walk = {oid: raw for oid, raw in answers.items() if not below(oid, SYSTEM)}
     liar: Walk = {**nobody, Oid(f"{SYSTEM}.1.0"): b"PDU", Oid(f"{SYSTEM}.2.0"): Oid("1.3.6.1.4.1.8072.3.2.10")}
     for altered in (nobody, liar):
-        assert told(altered)[0] == names
-        assert same(told(altered)[1], decoded)
+        assert choose_and_decode(altered)[0] == names
+        assert same(choose_and_decode(altered)[1], decoded)
 
 
 @each_walk
@@ -64,7 +64,7 @@ def test_what_a_card_says_of_itself_changes_nothing(path: Path) -> None:
 def test_how_rows_are_numbered_changes_nothing(path: Path, change: Callable[[str], str]) -> None:
     """Rows end in .N, .N.0 or .0.N, by the card; units in a chain have their own number first."""
     answers = read_walk(path)
-    assert same(told(in_tables(answers, change))[1], told(answers)[1])
+    assert same(choose_and_decode(in_tables(answers, change))[1], choose_and_decode(answers)[1])
 
 
 def some_of(answers: Walk, most: int) -> list[str]:
@@ -75,10 +75,10 @@ def some_of(answers: Walk, most: int) -> list[str]:
 
 def check_without(path: Path, most: int) -> None:
     answers = read_walk(path)
-    names, decoded = told(answers)
+    names, decoded = choose_and_decode(answers)
     for oid in some_of(answers, most):
         for gone in ({key: raw for key, raw in answers.items() if key != oid}, {**answers, oid: Missing.NULL}):
-            left, less = told(gone)
+            left, less = choose_and_decode(gone)
             if left != names:
                 continue  # Other families, with other gauges: what must hold between them is tested elsewhere.
             if decoded.output_source is not OutputSource.BATTERY:
@@ -93,16 +93,16 @@ def check_without(path: Path, most: int) -> None:
 
 def check_full(path: Path, most: int) -> None:
     answers = read_walk(path)
-    names, decoded = told(answers)
+    names, decoded = choose_and_decode(answers)
     for number, oid in enumerate(some_of(answers, most)):
         if not isinstance(answers[oid], int):
             continue
-        left, altered = told({**answers, oid: FULL[number % len(FULL)]})
+        left, altered = choose_and_decode({**answers, oid: FULL[number % len(FULL)]})
         if left != names:
             continue
-        told_by, tells = dict(decoded.provenance), dict(altered.provenance)
+        reported_by, tells = dict(decoded.provenance), dict(altered.provenance)
         for name, value in altered.numbers.items():
-            if told_by.get(name) != tells.get(name):
+            if reported_by.get(name) != tells.get(name):
                 continue  # Another family took its place.
             honest = decoded.numbers[name]
             assert value is None or honest is None or value <= max(honest * 1.5, honest + 120), (oid, name, value)
@@ -135,9 +135,9 @@ def test_every_object_less_and_every_counter_full(path: Path) -> None:
 def test_line_1_left_out_does_not_make_line_2_of_it(path: Path) -> None:
     """A one-phase UPS whose card answers three rows: without the first, two rows of zeros look like an input gone."""
     answers = read_walk(path)
-    names, decoded = told(answers)
+    names, decoded = choose_and_decode(answers)
     for column in [one for one in COLUMNS if any(below(oid, one) for oid in answers)]:
         rows = sorted(oid for oid in answers if below(oid, column))
-        left, less = told({oid: raw for oid, raw in answers.items() if oid != rows[0]})
+        left, less = choose_and_decode({oid: raw for oid, raw in answers.items() if oid != rows[0]})
         assert left != names or less.input_present in (decoded.input_present, None), column
         assert left != names or not less.on_battery or decoded.on_battery, column

@@ -28,7 +28,7 @@ def walk(name: str, overlay: dict[str, Any] | None = None) -> dict[str, Answer]:
     return {oid: answer for oid, answer in answers.items() if answer is not None}
 
 
-def told(name: str, overlay: dict[str, Any] | None = None) -> Decoded:
+def decode_case(name: str, overlay: dict[str, Any] | None = None) -> Decoded:
     return decode(PROFILES, walk(name, overlay))
 
 
@@ -38,7 +38,7 @@ def why(decoded: Decoded, field: str) -> str:
 
 def test_an_apc_on_utility() -> None:
     """Golden numbers: tenths, TimeTicks and the high-precision objects first."""
-    decoded = told("apc")
+    decoded = decode_case("apc")
     assert decoded.output_source is OutputSource.UTILITY
     assert (decoded.runtime_s, decoded.charge_pct, decoded.load_pct, decoded.watts) == (1740, 99.5, 42.1, 1134)
     assert (decoded.input_v, decoded.input_present, decoded.battery_temp_c) == (230.8, True, 25.4)
@@ -51,7 +51,7 @@ def test_an_apc_on_battery_brings_three_witnesses() -> None:
     """High precision says 0 V on battery and 0 where it is not supported: the whole-number object decides."""
     flags = b"01000100000000000010" + b"0" * 44
     on_battery = {f"{A}.4.1.1.0": 3, f"{A}.2.1.2.0": 1250, f"{A}.3.3.1.0": 0, f"{A}.3.2.1.0": 0, f"{A}.11.1.1.0": flags}
-    decoded = told("apc", on_battery)
+    decoded = decode_case("apc", on_battery)
     assert decoded.output_source is OutputSource.BATTERY
     assert (decoded.on_battery_s, decoded.input_present, decoded.alarms) == (12.5, False, ("on_battery",))
     assert decoded.witnesses == ("on_battery_s", "input_present", "alarms")
@@ -60,9 +60,9 @@ def test_an_apc_on_battery_brings_three_witnesses() -> None:
 def test_an_apc_at_the_end() -> None:
     """On battery a small runtime, and 0 beside a low battery, are real."""
     end = {f"{A}.4.1.1.0": 3, f"{A}.2.1.1.0": 3, f"{A}.2.2.3.0": 0, f"{A}.2.3.1.0": 31}
-    decoded = told("apc", end)
+    decoded = decode_case("apc", end)
     assert (decoded.runtime_s, decoded.charge_pct, decoded.low_battery) == (0, 3.1, True)
-    assert told("apc", {f"{A}.4.1.1.0": 3, f"{A}.2.2.3.0": 900}).runtime_s == 9
+    assert decode_case("apc", {f"{A}.4.1.1.0": 3, f"{A}.2.2.3.0": 900}).runtime_s == 9
 
 
 @pytest.mark.parametrize(
@@ -88,27 +88,27 @@ def test_an_apc_at_the_end() -> None:
     ],
 )
 def test_apc_statuses(status: int, source: OutputSource, testing: bool, calibrating: bool) -> None:
-    decoded = told("apc", {f"{A}.4.1.1.0": status})
+    decoded = decode_case("apc", {f"{A}.4.1.1.0": status})
     assert (decoded.output_source, decoded.testing, decoded.calibrating) == (source, testing, calibrating)
 
 
 def test_a_card_that_lost_its_ups_serves_frozen_values() -> None:
     """The numbers all look good; the reading must not be used."""
-    decoded = told("apc", {f"{A}.8.1.0": 2})
+    decoded = decode_case("apc", {f"{A}.8.1.0": 2})
     assert decoded.stale == "the card has lost the UPS behind it (upsCommStatus): its values are frozen"
     alarm = {f"{U}.6.1.0": 1, f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.20")}
-    assert "upsAlarmDescr" in (told("rfc1628", alarm).stale or "")
+    assert "upsAlarmDescr" in (decode_case("rfc1628", alarm).stale or "")
 
 
 def test_apc_battery_fault_or_none_counts_as_low() -> None:
     """Both may end at any moment."""
-    fault, none = told("apc", {f"{A}.2.1.1.0": 4}), told("apc", {f"{A}.2.1.1.0": 5})
+    fault, none = decode_case("apc", {f"{A}.2.1.1.0": 4}), decode_case("apc", {f"{A}.2.1.1.0": 5})
     assert (fault.low_battery, fault.replace_battery, fault.alarms) == (True, True, ("battery_fault",))
     assert (none.low_battery, none.replace_battery, none.alarms) == (True, True, ("battery_missing",))
 
 
 def test_unsupported_high_precision_falls_back() -> None:
-    decoded = told("apc", {f"{A}.2.3.1.0": 0, f"{A}.2.3.2.0": 0, f"{A}.4.3.3.0": None})
+    decoded = decode_case("apc", {f"{A}.2.3.1.0": 0, f"{A}.2.3.2.0": 0, f"{A}.4.3.3.0": None})
     assert (decoded.charge_pct, decoded.battery_temp_c, decoded.load_pct) == (100, 25, 42)
     assert dict(decoded.provenance)["charge_pct"] == "upsAdvBatteryCapacity"
 
@@ -129,7 +129,7 @@ def test_unsupported_high_precision_falls_back() -> None:
     ],
 )
 def test_apc_sentinels_are_none_and_say_why(overlay: dict[str, Any], field: str) -> None:
-    decoded = told("apc", overlay)
+    decoded = decode_case("apc", overlay)
     assert getattr(decoded, field) is None
     assert why(decoded, field)
 
@@ -140,7 +140,7 @@ def test_rfc1628_runtime_sentinels(minutes: int) -> None:
 
     1092 minutes are the 65,535 seconds of a full 16-bit counter, 15300 the 255 hours of a full byte.
     """
-    assert told("rfc1628", {f"{U}.2.3.0": minutes}).runtime_s is None
+    assert decode_case("rfc1628", {f"{U}.2.3.0": minutes}).runtime_s is None
 
 
 @pytest.mark.parametrize(("seconds", "runtime_s"), [(65535, None), (65532, None), (-1, 7200.0), (None, 7200.0)])
@@ -150,86 +150,86 @@ def test_a_full_counter_in_seconds_rejects_the_minutes_too(seconds: int | None, 
     assert decode(PROFILES, answers).runtime_s == runtime_s
 
 
-@pytest.mark.parametrize(("raw", "told_of", "replace"), [(1, True, False), (2, True, True), (0, False, False)])
-def test_a_value_that_the_mib_does_not_define_answers_nothing(raw: int, told_of: bool, replace: bool) -> None:
+@pytest.mark.parametrize(("raw", "reported_of", "replace"), [(1, True, False), (2, True, True), (0, False, False)])
+def test_a_value_that_the_mib_does_not_define_answers_nothing(raw: int, reported_of: bool, replace: bool) -> None:
     """upsAdvBatteryReplaceIndicator knows 1 and 2. XPPC cards answer 0 in its twin: that is no "battery is good"."""
-    decoded = told("apc", {f"{A}.2.2.4.0": raw})
-    assert (decoded.replace_reported, decoded.replace_battery) == (told_of, replace)
+    decoded = decode_case("apc", {f"{A}.2.2.4.0": raw})
+    assert (decoded.replace_reported, decoded.replace_battery) == (reported_of, replace)
 
 
 @pytest.mark.parametrize("seconds", [-1, 0])
 def test_rfc1628_without_a_countdown(seconds: int) -> None:
     """upsShutdownAfterDelay is -1 while no countdown runs: nothing is rejected."""
-    decoded = told("rfc1628", {f"{U}.8.2.0": seconds})
+    decoded = decode_case("rfc1628", {f"{U}.8.2.0": seconds})
     assert (decoded.output_off_in_s, why(decoded, "output_off_in_s")) == (None, "")
-    assert told("rfc1628", {f"{U}.8.2.0": 40}).output_off_in_s == 40
-    assert why(told("rfc1628", {f"{U}.8.2.0": -7}), "output_off_in_s")
+    assert decode_case("rfc1628", {f"{U}.8.2.0": 40}).output_off_in_s == 40
+    assert why(decode_case("rfc1628", {f"{U}.8.2.0": -7}), "output_off_in_s")
 
 
 def test_rfc1628_zero_minutes_on_battery() -> None:
     """0 is real only at the end: beside a low battery, or a charge of 20 % and less."""
     battery = {f"{U}.4.1.0": 5, f"{U}.2.3.0": 0}
-    assert told("rfc1628", battery).runtime_s is None
-    assert told("rfc1628", {**battery, f"{U}.2.4.0": 20}).runtime_s == 0
-    assert told("rfc1628", {**battery, f"{U}.2.4.0": 21}).runtime_s is None
-    assert told("rfc1628", {**battery, f"{U}.2.1.0": 3}).runtime_s == 0
+    assert decode_case("rfc1628", battery).runtime_s is None
+    assert decode_case("rfc1628", {**battery, f"{U}.2.4.0": 20}).runtime_s == 0
+    assert decode_case("rfc1628", {**battery, f"{U}.2.4.0": 21}).runtime_s is None
+    assert decode_case("rfc1628", {**battery, f"{U}.2.1.0": 3}).runtime_s == 0
 
 
 def test_rows_of_lines_that_are_not_there_do_not_count() -> None:
-    decoded = told("rfc1628")
+    decoded = decode_case("rfc1628")
     assert (decoded.load_pct, decoded.watts, decoded.input_v, decoded.input_present) == (38, 410, 230, True)
     nulls = {f"{U}.{column}.{line}": Missing.NULL for column in ("4.4.1.5", "4.4.1.4", "3.3.1.3") for line in (2, 3)}
-    assert told("rfc1628", {**nulls, f"{U}.3.2.0": None, f"{U}.4.3.0": None}).load_pct == 38
+    assert decode_case("rfc1628", {**nulls, f"{U}.3.2.0": None, f"{U}.4.3.0": None}).load_pct == 38
 
 
 def test_three_phases_the_worst_line_and_the_sum() -> None:
-    decoded = told("rfc1628-three-phase")
+    decoded = decode_case("rfc1628-three-phase")
     assert (decoded.load_pct, decoded.watts, decoded.input_v, decoded.input_present) == (34, 3700, 231, True)
 
 
 def test_one_of_three_phases_lost() -> None:
     """On utility the rest may carry; on battery nobody can say whether utility is there."""
     lost = {f"{U}.3.3.1.3.2.0": 0}
-    assert told("rfc1628-three-phase", lost).input_present is True
-    assert told("rfc1628-three-phase", {**lost, f"{U}.4.1.0": 5}).input_present is None
+    assert decode_case("rfc1628-three-phase", lost).input_present is True
+    assert decode_case("rfc1628-three-phase", {**lost, f"{U}.4.1.0": 5}).input_present is None
     gone = {f"{U}.3.3.1.3.{line}.0": 3 for line in (1, 2, 3)}
-    assert told("rfc1628-three-phase", {**gone, f"{U}.4.1.0": 5}).input_present is False
+    assert decode_case("rfc1628-three-phase", {**gone, f"{U}.4.1.0": 5}).input_present is False
 
 
 def test_an_inverter_that_says_battery_for_ever_has_no_witness() -> None:
     """CE+T TSI: fed from a DC plant, output source battery, 0 s on battery, 238 V at the input."""
-    decoded = told("rfc1628", {f"{U}.4.1.0": 5, f"{U}.2.3.0": 6000, f"{U}.3.3.1.3.1": 238})
+    decoded = decode_case("rfc1628", {f"{U}.4.1.0": 5, f"{U}.2.3.0": 6000, f"{U}.3.3.1.3.1": 238})
     assert decoded.output_source is OutputSource.BATTERY
     assert (decoded.witnesses, decoded.input_present, decoded.runtime_s) == ((), True, 360_000)
 
 
 def test_the_alarm_table_names_what_it_lists() -> None:
     rows = {f"{U}.6.2.1.2.{row}": Oid(f"{U}.6.3.{alarm}") for row, alarm in ((3, 2), (9, 3), (11, 8), (12, 99))}
-    assert told("rfc1628", rows).alarms == (), "rows beside a count of 0 are old ones"
-    decoded = told("rfc1628", {**rows, f"{U}.6.1.0": 4, f"{U}.4.1.0": 5})
+    assert decode_case("rfc1628", rows).alarms == (), "rows beside a count of 0 are old ones"
+    decoded = decode_case("rfc1628", {**rows, f"{U}.6.1.0": 4, f"{U}.4.1.0": 5})
     assert decoded.alarms == ("low_battery", "on_battery", "overload")
     assert (decoded.low_battery, decoded.overload, decoded.witnesses) == (True, True, ("alarms",))
 
 
 def test_input_bad_beats_ghost_volts() -> None:
     """A brownout leaves volts at the input that nothing can run on."""
-    decoded = told(
+    decoded = decode_case(
         "rfc1628", {f"{U}.6.1.0": 1, f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.6"), f"{U}.4.1.0": 5, f"{U}.3.3.1.3.1": 95}
     )
     assert (decoded.input_present, decoded.input_v) == (False, 95)
 
 
 def test_a_shutdown_countdown_reads_back() -> None:
-    assert told("rfc1628", {f"{U}.8.2.0": 120}).output_off_in_s == 120
-    assert told("rfc1628", {f"{U}.8.2.0": 0}).output_off_in_s is None
-    assert told("rfc1628").output_off_in_s is None
+    assert decode_case("rfc1628", {f"{U}.8.2.0": 120}).output_off_in_s == 120
+    assert decode_case("rfc1628", {f"{U}.8.2.0": 0}).output_off_in_s is None
+    assert decode_case("rfc1628").output_off_in_s is None
 
 
 def test_a_calibration_is_told_from_a_self_test() -> None:
     running = {f"{U}.7.3.0": 5}
-    assert told("rfc1628", running).testing
-    assert not told("rfc1628", running).calibrating
-    deep = told("rfc1628", {**running, f"{U}.7.1.0": Oid(f"{U}.7.7.5")})
+    assert decode_case("rfc1628", running).testing
+    assert not decode_case("rfc1628", running).calibrating
+    deep = decode_case("rfc1628", {**running, f"{U}.7.1.0": Oid(f"{U}.7.7.5")})
     assert (deep.testing, deep.calibrating) == (True, True)
 
 
@@ -265,15 +265,15 @@ def test_battery_in_one_family_overrules_calm_in_the_other() -> None:
 
 def test_kilowatts_where_watts_belong() -> None:
     """Huawei: 1 at 27 % of 6 kVA."""
-    decoded = told("rfc1628", {f"{U}.4.4.1.4.1": 1, f"{U}.4.4.1.5.1": 27})
+    decoded = decode_case("rfc1628", {f"{U}.4.4.1.4.1": 1, f"{U}.4.4.1.5.1": 27})
     assert decoded.watts is None
     assert why(decoded, "watts") == "1 W at 27 % would be a UPS of 4 W"
 
 
 def test_a_charge_of_nothing_beside_a_good_runtime() -> None:
-    assert told("rfc1628", {f"{U}.2.4.0": 0}).charge_pct is None
-    assert told("rfc1628", {f"{U}.2.4.0": 0, f"{U}.4.1.0": 5}).charge_pct == 0
-    assert told("rfc1628", {f"{U}.2.4.0": 0, f"{U}.2.1.0": 3}).charge_pct == 0
+    assert decode_case("rfc1628", {f"{U}.2.4.0": 0}).charge_pct is None
+    assert decode_case("rfc1628", {f"{U}.2.4.0": 0, f"{U}.4.1.0": 5}).charge_pct == 0
+    assert decode_case("rfc1628", {f"{U}.2.4.0": 0, f"{U}.2.1.0": 3}).charge_pct == 0
 
 
 def test_witnesses_that_a_family_gets_wrong_are_silenced() -> None:
@@ -303,7 +303,7 @@ UNSUPPORTED = {f"{A}.3.3.1.0": None, f"{A}.3.2.1.0": 0, f"{A}.4.3.3.0": 0, f"{A}
 
 def test_a_three_phase_apc_is_read_by_its_phases() -> None:
     """Its single objects answer 0: believed, the input would be gone and the load nothing."""
-    decoded = told("apc", {**UNSUPPORTED, **THREE})
+    decoded = decode_case("apc", {**UNSUPPORTED, **THREE})
     assert (decoded.input_v, decoded.input_present) == (231, True)
     assert (decoded.load_pct, decoded.load_lines) == (70, (40, 55, 70))
     assert dict(decoded.provenance)["input_v"] == "upsPhaseInputVoltage"
@@ -314,7 +314,7 @@ def test_a_three_phase_apc_is_read_by_its_phases() -> None:
 @pytest.mark.parametrize("status", [15, 24])
 def test_a_test_of_a_three_phase_apc_is_no_outage(status: int) -> None:
     """The battery carries the load with utility there: with the input gone it would be one."""
-    decoded = told("apc", {**UNSUPPORTED, **THREE, f"{A}.4.1.1.0": status, f"{A}.2.1.2.0": 500})
+    decoded = decode_case("apc", {**UNSUPPORTED, **THREE, f"{A}.4.1.1.0": status, f"{A}.2.1.2.0": 500})
     assert (decoded.output_source, decoded.input_present) == (OutputSource.BATTERY, True)
 
 
@@ -322,9 +322,9 @@ def test_an_outage_of_a_three_phase_apc_has_its_input_gone() -> None:
     """All lines at 0, or at the volts of a ghost, agree with the single object."""
     for volts in (0, 4):
         dead = {f"{A}.9.2.3.1.3.1.1.{line}": volts for line in (1, 2, 3)}
-        decoded = told("apc", {**UNSUPPORTED, **THREE, **dead, f"{A}.4.1.1.0": 3, f"{A}.2.1.2.0": 500})
+        decoded = decode_case("apc", {**UNSUPPORTED, **THREE, **dead, f"{A}.4.1.1.0": 3, f"{A}.2.1.2.0": 500})
         assert (decoded.input_v, decoded.input_present, decoded.load_pct) == (0, False, 70)
-    single = told("apc", {**UNSUPPORTED, f"{A}.4.1.1.0": 3, f"{A}.2.1.2.0": 500})
+    single = decode_case("apc", {**UNSUPPORTED, f"{A}.4.1.1.0": 3, f"{A}.2.1.2.0": 500})
     assert (single.input_v, single.input_present, single.load_pct) == (0, False, 0)
 
 
@@ -354,15 +354,15 @@ def test_no_volts_on_utility_say_nothing_of_the_input(family: str, volts: dict[s
     With one more witness, a status that lags behind an outage.
     """
     since, seconds = {"apc": (f"{A}.2.1.2.0", 500), "rfc1628": (f"{U}.2.2.0", 5)}[family]
-    quiet = told(family, volts)
+    quiet = decode_case(family, volts)
     assert (quiet.output_source, quiet.input_v, quiet.input_present) == (OutputSource.UTILITY, None, None)
     assert f"{read:g} V at an input that feeds the output: not measured" in why(quiet, "input_v")
-    lagging = told(family, {**volts, since: seconds})
+    lagging = decode_case(family, {**volts, since: seconds})
     assert (lagging.output_source, lagging.input_v, lagging.input_present) == (OutputSource.UTILITY, read, False)
 
 
 def test_an_alarm_is_a_second_witness_of_no_volts() -> None:
     alarm = {f"{U}.6.1.0": 1, f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.2"), f"{U}.3.3.1.3.1": 0}
-    assert told("rfc1628", alarm).input_present is False
+    assert decode_case("rfc1628", alarm).input_present is False
     bad = {**alarm, f"{U}.6.2.1.2.1": Oid(f"{U}.6.3.6")}
-    assert told("rfc1628", bad).input_present is False
+    assert decode_case("rfc1628", bad).input_present is False

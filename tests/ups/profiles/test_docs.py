@@ -54,8 +54,8 @@ def test_the_guides_family_is_one_file_and_one_walk() -> None:
     profile = parse_profile((acme / "acme.yaml").read_text(encoding="utf-8"), "acme.yaml")
     answers = read_walk(acme / "acme.walk")
     assert choose([profile, *load_profiles(None).ranked()], answers, sys_object_id="", sys_descr="") == (profile,)
-    told = shape("snmp-test-profile", [profile], decode([profile], answers), answers, from_={})
-    assert compare(told, json.loads((acme / "acme.expected.json").read_text(encoding="utf-8"))) == []
+    decoded = shape("snmp-test-profile", [profile], decode([profile], answers), answers, from_={})
+    assert compare(decoded, json.loads((acme / "acme.expected.json").read_text(encoding="utf-8"))) == []
     base = "1.3.6.1.4.1.99999.1"
     outage = decode([profile], {**answers, f"{base}.1.1.0": 1, f"{base}.1.2.0": 9, f"{base}.3.1.0": 0})
     assert (outage.on_battery, outage.witnesses) == (True, ("on_battery_s", "input_present"))

@@ -76,24 +76,24 @@ ALL = [case for name in NAMES for case in cases(name)]
 def test_a_family_tells_what_its_mib_means(case: Case) -> None:
     chosen, decoded = look(device(case))
     assert chosen[0].name == case.family
-    told = {name: getattr(decoded, name) for name in case.expected}
-    for name, value in told.items():
-        told[name] = value is not None if name == "stale" else list(value) if isinstance(value, tuple) else value
-    assert told == case.expected
+    given = {name: getattr(decoded, name) for name in case.expected}
+    for name, value in given.items():
+        given[name] = value is not None if name == "stale" else list(value) if isinstance(value, tuple) else value
+    assert given == case.expected
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_shown_on_utility_on_battery_at_the_end_and_lying(name: str) -> None:
     """A family without such a case would pass by saying nothing."""
-    told = cases(name)
+    result = cases(name)
     missing = []
-    if told[0].expected.get("output_source") != "utility":
+    if result[0].expected.get("output_source") != "utility":
         missing.append("the first case is on utility")
-    if not any(case.expected.get("on_battery") is True for case in told):
+    if not any(case.expected.get("on_battery") is True for case in result):
         missing.append("a case expects on_battery true")
-    if not any(case.expected.get("runtime_s", 0) is None for case in told):
+    if not any(case.expected.get("runtime_s", 0) is None for case in result):
         missing.append("a case expects runtime_s null (a sentinel value)")
-    if PROFILES.by_name[name].battery_status and not any(case.expected.get("low_battery") is True for case in told):
+    if PROFILES.by_name[name].battery_status and not any(case.expected.get("low_battery") is True for case in result):
         missing.append("a case expects low_battery true")
     assert missing == [], f"{name}.json does not meet: {'; '.join(missing)}"
 
@@ -122,20 +122,20 @@ def test_one_object_that_answers_nonsense_invents_no_outage_and_no_runtime(name:
     """Each object in turn: absent, NULL, the usual marks of "not measured", and the wrong type."""
     device_on_utility = device(cases(name)[0])
     chosen, healthy = look(device_on_utility)
-    runtimes = {None} | {told.runtime_s for told in (healthy, decode(chosen[-1:], device_on_utility))}
+    runtimes = {None} | {each.runtime_s for each in (healthy, decode(chosen[-1:], device_on_utility))}
     for oid in device_on_utility:
         for nonsense in NONSENSE:
             lying = {**device_on_utility, oid: nonsense} if nonsense is not None else dict(device_on_utility)
             if nonsense is None:
                 del lying[oid]
-            told = decode(chosen, {place: raw for place, raw in lying.items() if raw is not None})
+            decoded = decode(chosen, {place: raw for place, raw in lying.items() if raw is not None})
             what = (oid, nonsense)
-            assert told.output_source != "battery", what
-            assert told.runtime_s in runtimes, what
-            assert not told.low_battery, what
-            assert told.stale is None, what
+            assert decoded.output_source != "battery", what
+            assert decoded.runtime_s in runtimes, what
+            assert not decoded.low_battery, what
+            assert decoded.stale is None, what
             # A row that is not there at all is a card with fewer rows; a line that says nothing is another thing.
-            assert told.input_present is not False or nonsense is None, what
+            assert decoded.input_present is not False or nonsense is None, what
 
 
 # --- Commands: numbers that differ by one between neighbours --------------------------------------------------------
@@ -199,8 +199,8 @@ def test_the_way_back_is_opened_before_anything_goes_off(name: str, restart: str
     ],
 )
 def test_a_trap(trap: str, meaning: str) -> None:
-    told = {profile.traps[trap] for profile in UPSES if trap in profile.traps}
-    assert {str(one) for one in told} == {meaning}
+    given = {profile.traps[trap] for profile in UPSES if trap in profile.traps}
+    assert {str(one) for one in given} == {meaning}
 
 
 def test_no_two_families_read_one_trap_differently() -> None:

@@ -124,12 +124,12 @@ def test_a_profile_with_any_line_changed_loads_or_says_where(data: st.DataObject
             st.sampled_from(["", "0", "-1", "[]", "{}", "null", "x", ".1", "1.3.6", "[3, 1]", "true"])
         )
         lines[at] = "".join(words)
-    told = ""
+    text = ""
     try:
         parse_profile("\n".join(lines), name)
     except ProfileError as error:
-        told = str(error)
-    assert all(re.match(rf"{re.escape(name)}(:\d+:\d+)?: ", line) for line in told.splitlines()), told
+        text = str(error)
+    assert all(re.match(rf"{re.escape(name)}(:\d+:\d+)?: ", line) for line in text.splitlines()), text
 
 
 SOURCES = {
@@ -142,13 +142,13 @@ SOURCES = {
 
 def read(text: str) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
-    told = "w:1: "
+    expected = "w:1: "
     try:
         answers = parse_walk(text, "w")
     except WalkError as error:
-        told = str(error)
-    assert re.match(r"w:\d+: ", told)
-    assert len(told) < 300
+        expected = str(error)
+    assert re.match(r"w:\d+: ", expected)
+    assert len(expected) < 300
     assert parse_walk(format_walk(answers), "again").keys() <= answers.keys()
     return answers
 

@@ -22,7 +22,7 @@ THREE: dict[str, Any] = {
 }
 
 
-def told(**changes: object) -> Decoded:
+def decode_lines(**changes: object) -> Decoded:
     """Return what a three-phase card says, changed; None: not answered at all."""
     values: dict[str, Any] = {**THREE, **{name.replace("_", "."): value for name, value in changes.items()}}
     answers: dict[str, Answer] = {Oid(U + oid): value for oid, value in values.items() if value is not None}
@@ -42,7 +42,7 @@ def why(decoded: Decoded, field: str) -> str:
 
 
 def test_all_lines_are_told() -> None:
-    decoded = told()
+    decoded = decode_lines()
     assert (decoded.load_pct, decoded.watts) == (30, 6000)
 
 
@@ -51,9 +51,9 @@ def test_all_lines_are_told() -> None:
 def test_a_line_that_is_left_out_leaves_no_total(line: int, gone: object) -> None:
     """The load of line 2 left out would be a third too little, and the battery would last that much longer."""
     for count in (3, None):
-        decoded = told(_4_3_0=count, **{f"_4_4_1_5_{line}": gone})
+        decoded = decode_lines(_4_3_0=count, **{f"_4_4_1_5_{line}": gone})
         assert (decoded.load_pct, decoded.watts) == (None, 6000)
-        decoded = told(_4_3_0=count, **{f"_4_4_1_4_{line}": gone})
+        decoded = decode_lines(_4_3_0=count, **{f"_4_4_1_4_{line}": gone})
         assert (decoded.load_pct, decoded.watts) == (30, None)
 
 
@@ -62,35 +62,37 @@ def test_a_line_that_has_volts_is_there() -> None:
     volts = {f"_4_4_1_2_{line}": 230 for line in (1, 2, 3)}
     for gone in (None, Missing.NULL, -1):
         cut = {"_4_3_0": None, "_4_4_1_4_3": gone, "_4_4_1_5_3": gone}
-        assert (told(**cut).load_pct, told(**cut).watts) == (30, 5000), "nothing tells of it"
-        decoded = told(**cut, **volts)
+        assert (decode_lines(**cut).load_pct, decode_lines(**cut).watts) == (30, 5000), "nothing tells of it"
+        decoded = decode_lines(**cut, **volts)
         assert (decoded.load_pct, decoded.watts) == (None, None)
         assert why(decoded, "watts").endswith("line 3 is reported by another object only")
         ghost = {**volts, "_4_4_1_2_3": 24}
-        assert (told(**cut, **ghost).load_pct, told(**cut, **ghost).watts) == (30, 5000), "less than 25 V is none"
+        assert (decode_lines(**cut, **ghost).load_pct, decode_lines(**cut, **ghost).watts) == (30, 5000), (
+            "less than 25 V is none"
+        )
 
 
 @pytest.mark.parametrize("nothing", [Missing.NULL, -1])
 def test_lines_of_which_all_that_is_answered_says_nothing_are_none(nothing: object) -> None:
     """A one-phase UPS whose card counts three lines and fills two of them up; with a gap, nothing is that sure."""
     dead = {f"_4_4_1_{column}_{line}": nothing for column in (4, 5) for line in (2, 3)}
-    assert (told(**dead).load_pct, told(**dead).watts) == (20, 2000)
-    assert told(**{**dead, "_4_4_1_5_2": None}).load_pct is None
-    assert told(**{**dead, "_4_4_1_4_3": 700}).load_pct is None
+    assert (decode_lines(**dead).load_pct, decode_lines(**dead).watts) == (20, 2000)
+    assert decode_lines(**{**dead, "_4_4_1_5_2": None}).load_pct is None
+    assert decode_lines(**{**dead, "_4_4_1_4_3": 700}).load_pct is None
     alone = {f"_4_4_1_4_{line}": None for line in (1, 2, 3)} | {"_4_4_1_5_3": nothing}
-    assert told(**alone).load_pct is None, "counted, and nothing else says that it is dead"
+    assert decode_lines(**alone).load_pct is None, "counted, and nothing else says that it is dead"
 
 
 def test_a_line_of_0_beside_its_load() -> None:
     """0 W at a real load is not measured; 0 % at watts that are a load of the others neither. A line may be bare."""
-    assert (told(_4_4_1_4_2=0).load_pct, told(_4_4_1_4_2=0).watts) == (30, None)
-    assert why(told(_4_4_1_4_2=0), "watts") == "line 2 at 0 W and 30 %: not measured"
-    assert (told(_4_4_1_5_2=0).load_pct, told(_4_4_1_5_2=0).watts) == (None, 6000)
-    assert why(told(_4_4_1_5_2=0), "load_pct") == "line 2 at 3000 W and 0 %: not measured"
-    bare = told(_4_4_1_4_2=0, _4_4_1_5_2=0)
+    assert (decode_lines(_4_4_1_4_2=0).load_pct, decode_lines(_4_4_1_4_2=0).watts) == (30, None)
+    assert why(decode_lines(_4_4_1_4_2=0), "watts") == "line 2 at 0 W and 30 %: not measured"
+    assert (decode_lines(_4_4_1_5_2=0).load_pct, decode_lines(_4_4_1_5_2=0).watts) == (None, 6000)
+    assert why(decode_lines(_4_4_1_5_2=0), "load_pct") == "line 2 at 3000 W and 0 %: not measured"
+    bare = decode_lines(_4_4_1_4_2=0, _4_4_1_5_2=0)
     assert (bare.load_pct, bare.watts) == (20, 3000)
-    assert told(_4_4_1_4_2=0, _4_4_1_5_2=1).watts == 3000, "rounding"
-    assert told(_4_4_1_4_2=100, _4_4_1_5_2=0).load_pct == 20, "rounding"
+    assert decode_lines(_4_4_1_4_2=0, _4_4_1_5_2=1).watts == 3000, "rounding"
+    assert decode_lines(_4_4_1_4_2=100, _4_4_1_5_2=0).load_pct == 20, "rounding"
 
 
 def test_objects_named_one_by_one_are_lines_too() -> None:
@@ -114,7 +116,7 @@ def test_objects_named_one_by_one_are_lines_too() -> None:
 @pytest.mark.parametrize("line", [2, 3])
 def test_another_column_that_tells_of_a_line_is_enough(line: int) -> None:
     """Where the card does not say how many lines it has."""
-    decoded = told(_4_3_0=None, **{f"_4_4_1_4_{line}": None})
+    decoded = decode_lines(_4_3_0=None, **{f"_4_4_1_4_{line}": None})
     assert (decoded.load_pct, decoded.watts) == (30, None)
     assert why(decoded, "watts") == (
         "line 2 is not reported" if line == 2 else "line 3 is reported by another object only"
@@ -124,15 +126,15 @@ def test_another_column_that_tells_of_a_line_is_enough(line: int) -> None:
 def test_lines_that_are_not_there_lack_nothing() -> None:
     """A one-phase UPS whose card answers three rows of one column and one of the other."""
     dead = {"_4_4_1_5_2": 0, "_4_4_1_5_3": 0, "_4_4_1_4_2": None, "_4_4_1_4_3": None}
-    decoded = told(_4_3_0=None, **dead)
+    decoded = decode_lines(_4_3_0=None, **dead)
     assert (decoded.load_pct, decoded.watts) == (20, 2000)
-    decoded = told(_4_3_0=1, _4_4_1_4_2=None, _4_4_1_4_3=None)
+    decoded = decode_lines(_4_3_0=1, _4_4_1_4_2=None, _4_4_1_4_3=None)
     assert (decoded.load_pct, decoded.watts) == (20, 2000), "rows beyond the lines that it counts are none"
 
 
 def test_a_line_that_cannot_be_believed_spoils_the_worst_of_them() -> None:
     """300 % on line 2: nobody knows how loaded the UPS is."""
-    decoded = told(_4_4_1_5_2=300)
+    decoded = decode_lines(_4_4_1_5_2=300)
     assert decoded.load_pct is None
     assert "one line is not believed" in why(decoded, "load_pct")
 
@@ -141,5 +143,5 @@ def test_a_line_that_cannot_be_believed_spoils_the_worst_of_them() -> None:
 def test_few_watts_with_no_load_beside_them_are_none(watts: int) -> None:
     """0 is not measured, 1 is a kilowatt: with the load in percent that shows, without it nothing may be believed."""
     lines = {f"_4_4_1_5_{line}": None for line in (1, 2, 3)} | {f"_4_4_1_4_{line}": None for line in (2, 3)}
-    assert told(_4_3_0=1, _4_4_1_4_1=watts, **lines).watts is None
-    assert told(_4_3_0=1, _4_4_1_4_1=50, **lines).watts == 50
+    assert decode_lines(_4_3_0=1, _4_4_1_4_1=watts, **lines).watts is None
+    assert decode_lines(_4_3_0=1, _4_4_1_4_1=50, **lines).watts == 50

@@ -95,9 +95,9 @@ def test_a_broken_site_file_is_left_out_and_told(tmp_path: Path) -> None:
 )
 def test_mistakes_are_told_at_their_line(old: str, new: str, line: int, what: str) -> None:
     text = GOOD.replace(old, new)
-    told = mistakes(text)
-    assert any(one.startswith(f"mini.yaml:{line}:") and what in one for one in told), told
-    assert all(one.startswith("mini.yaml:") for one in told)
+    problems = mistakes(text)
+    assert any(one.startswith(f"mini.yaml:{line}:") and what in one for one in problems), problems
+    assert all(one.startswith("mini.yaml:") for one in problems)
 
 
 def test_an_empty_file_is_told() -> None:

@@ -30,7 +30,7 @@ def mini(rest: str = "") -> Profile:
     return parse_profile(HEAD + rest, "mini.yaml")
 
 
-def told(profile: Profile, values: dict[str, Any]) -> Decoded:
+def decode_values(profile: Profile, values: dict[str, Any]) -> Decoded:
     return decode([profile], {Oid(f"{B}{oid}"): value for oid, value in {".1.0": 0, **values}.items()})
 
 
@@ -59,7 +59,7 @@ def why(decoded: Decoded, field: str) -> list[str]:
 def test_output_source_by_number_text_row_or_not_at_all(
     mode: Answer, bypassed: dict[str, int], source: OutputSource | None
 ) -> None:
-    assert told(mini(), {".1.0": mode, **bypassed}).output_source is source
+    assert decode_values(mini(), {".1.0": mode, **bypassed}).output_source is source
 
 
 def test_the_graver_word_on_the_battery_counts() -> None:
@@ -68,39 +68,42 @@ def test_the_graver_word_on_the_battery_counts() -> None:
     status = f"battery_status:\n  - {{object: cell, oid: .2.0, values: {words}}}\n"
     alarm = "states:\n  battery_depleted:\n    - {object: flat, oid: .3.0, is: [1]}\n"
     profile = mini(status + alarm)
-    assert told(profile, {}).battery_status is None
-    assert told(profile, {".2.0": 4}).battery_status is None
-    assert told(profile, {".2.0": 2}).battery_status == "charging"
-    assert told(profile, {".2.0": 9}).battery_status == "unknown"
-    low = told(profile, {".2.0": 1})
+    assert decode_values(profile, {}).battery_status is None
+    assert decode_values(profile, {".2.0": 4}).battery_status is None
+    assert decode_values(profile, {".2.0": 2}).battery_status == "charging"
+    assert decode_values(profile, {".2.0": 9}).battery_status == "unknown"
+    low = decode_values(profile, {".2.0": 1})
     assert (low.battery_status, low.low_battery, low.alarms) == ("low", True, ("low_battery",))
-    flat = told(profile, {".2.0": 0, ".3.0": 1})
+    flat = decode_values(profile, {".2.0": 0, ".3.0": 1})
     assert (flat.battery_status, flat.low_battery, dict(flat.provenance)["battery_status"]) == (
         "depleted",
         True,
         "flat",
     )
-    both = told(profile, {".2.0": 1, ".3.0": 1})
+    both = decode_values(profile, {".2.0": 1, ".3.0": 1})
     assert (both.battery_status, both.alarms) == ("depleted", ("battery_depleted", "low_battery"))
-    missing = told(profile, {".2.0": 3})
+    missing = decode_values(profile, {".2.0": 3})
     assert (missing.battery_status, missing.replace_battery) == ("missing", True)
 
 
 def test_replacing_is_yes_no_or_not_told() -> None:
     profile = mini("states:\n  replace_battery:\n    - {object: replace, oid: .4.0, is: [[2, 5]]}\n")
-    assert (told(profile, {}).replace_battery, told(profile, {}).replace_reported) == (False, False)
-    assert (told(profile, {".4.0": 1}).replace_battery, told(profile, {".4.0": 1}).replace_reported) == (False, True)
-    assert told(profile, {".4.0": 3}).replace_battery
-    assert not told(profile, {".4.0": Missing.NULL}).replace_reported
+    assert (decode_values(profile, {}).replace_battery, decode_values(profile, {}).replace_reported) == (False, False)
+    assert (
+        decode_values(profile, {".4.0": 1}).replace_battery,
+        decode_values(profile, {".4.0": 1}).replace_reported,
+    ) == (False, True)
+    assert decode_values(profile, {".4.0": 3}).replace_battery
+    assert not decode_values(profile, {".4.0": Missing.NULL}).replace_reported
 
 
 def test_on_battery_takes_a_witness() -> None:
     profile = mini("numbers:\n  on_battery_s:\n    - {object: since, oid: .5.0, unit: s}\n")
-    assert told(profile, {".1.0": 1}).on_battery is None
-    assert told(profile, {".1.0": 1, ".5.0": 0}).on_battery is None
-    assert told(profile, {".1.0": 1, ".5.0": 4}).on_battery is True
-    assert told(profile, {".5.0": 4}).on_battery is False
-    assert told(profile, {".1.0": 9}).on_battery is None
+    assert decode_values(profile, {".1.0": 1}).on_battery is None
+    assert decode_values(profile, {".1.0": 1, ".5.0": 0}).on_battery is None
+    assert decode_values(profile, {".1.0": 1, ".5.0": 4}).on_battery is True
+    assert decode_values(profile, {".5.0": 4}).on_battery is False
+    assert decode_values(profile, {".1.0": 9}).on_battery is None
 
 
 # --- Numbers --------------------------------------------------------------------------------------------------------
@@ -112,13 +115,13 @@ def test_on_battery_takes_a_witness() -> None:
 def test_another_unit_where_the_first_is_beyond_belief(raw: int, volts: float | None) -> None:
     """2313 V is 231.3 V of a card that counts tenths against its MIB; 230 stays what it says, and 0 on battery is 0."""
     profile = mini("numbers:\n  input_v:\n    - {object: volts, oid: .6.0, unit: V, or_unit: V/10}\n")
-    assert told(profile, {".1.0": 1, ".6.0": raw}).input_v == volts
+    assert decode_values(profile, {".1.0": 1, ".6.0": raw}).input_v == volts
 
 
 @pytest.mark.parametrize("raw", [-1, 32767, 65534, 65535, 2147483647, 4294967295, -2147483648, -32768])
 def test_counters_at_their_end_are_no_measurement_anywhere(raw: int) -> None:
     profile = mini("numbers:\n  watts:\n    - {object: power, oid: .7.0, unit: W}\n")
-    assert (told(profile, {".7.0": raw}).watts, why(told(profile, {".7.0": raw}), "watts")) == (
+    assert (decode_values(profile, {".7.0": raw}).watts, why(decode_values(profile, {".7.0": raw}), "watts")) == (
         None,
         ["means: not measured"],
     )
@@ -143,14 +146,14 @@ def test_counters_at_their_end_are_no_measurement_anywhere(raw: int) -> None:
 )
 def test_numbers_as_text(raw: bytes, minutes: float | None) -> None:
     profile = mini("numbers:\n  runtime_s:\n    - {object: left, oid: .6.0, unit: min, text: true}\n")
-    assert told(profile, {".6.0": raw}).runtime_s == (None if minutes is None else minutes * 60)
+    assert decode_values(profile, {".6.0": raw}).runtime_s == (None if minutes is None else minutes * 60)
 
 
 def test_a_string_of_flags_may_end_in_a_nul_and_holds_nothing_else() -> None:
     profile = mini("flag_strings:\n  - {object: flags, oid: .6.0, flags: {2: overload}}\n")
-    assert told(profile, {".6.0": b"0100\0"}).overload
-    assert not told(profile, {".6.0": b"01x0"}).overload
-    assert not told(profile, {".6.0": b"0"}).overload
+    assert decode_values(profile, {".6.0": b"0100\0"}).overload
+    assert not decode_values(profile, {".6.0": b"01x0"}).overload
+    assert not decode_values(profile, {".6.0": b"0"}).overload
 
 
 @pytest.mark.parametrize(
@@ -179,15 +182,17 @@ def test_lines_of_three_phases() -> None:
     """The worst load and the sum of the watts; a missing line is no line, an unbelievable one spoils the sum."""
     profile = mini(LINES)
     rows = {f".8.1.{line}": 100 * line for line in (1, 2, 3)} | {f".8.2.{line}": 1000 for line in (1, 2, 3)}
-    assert (told(profile, rows).load_pct, told(profile, rows).load_lines) == (30, (10, 20, 30))
-    assert told(profile, rows).watts == 3000
-    assert told(profile, {**rows, ".8.0": 2}).load_lines == (10, 20)
-    assert told(profile, {**rows, ".8.0": 0}).load_lines == (10, 20, 30), "0 lines is no number of lines"
+    assert (decode_values(profile, rows).load_pct, decode_values(profile, rows).load_lines) == (30, (10, 20, 30))
+    assert decode_values(profile, rows).watts == 3000
+    assert decode_values(profile, {**rows, ".8.0": 2}).load_lines == (10, 20)
+    assert decode_values(profile, {**rows, ".8.0": 0}).load_lines == (10, 20, 30), "0 lines is no number of lines"
     two = {**rows, ".8.1.3": -1, ".8.2.3": Missing.NULL}
-    assert (told(profile, two).load_lines, told(profile, two).watts) == ((10, 20), 2000), "nothing tells of line 3"
-    assert told(profile, {**two, ".8.2.3": 1000}).load_pct is None, "its watts do"
-    assert told(profile, {**rows, ".8.1.2": -1}).load_pct is None, "there is a line 3, so there is a line 2"
-    negative = told(profile, {**rows, ".8.2.2": -13})
+    assert (decode_values(profile, two).load_lines, decode_values(profile, two).watts) == ((10, 20), 2000), (
+        "nothing tells of line 3"
+    )
+    assert decode_values(profile, {**two, ".8.2.3": 1000}).load_pct is None, "its watts do"
+    assert decode_values(profile, {**rows, ".8.1.2": -1}).load_pct is None, "there is a line 3, so there is a line 2"
+    negative = decode_values(profile, {**rows, ".8.2.2": -13})
     assert (negative.watts, negative.load_pct) == (None, 30)
 
 
@@ -195,9 +200,9 @@ def test_lines_that_count_from_0() -> None:
     """The first line of some tables is row 0; the number of lines means as many."""
     profile = mini(LINES)
     rows = {f".8.1.{line}": 100 + line for line in (0, 1, 2)}
-    assert told(profile, {**rows, ".8.0": 2}).load_lines == (10.0, 10.1)
+    assert decode_values(profile, {**rows, ".8.0": 2}).load_lines == (10.0, 10.1)
     without_the_first = {oid: raw for oid, raw in rows.items() if oid != ".8.1.0"}
-    assert told(profile, {**without_the_first, ".8.0": 1}).load_lines == (10.1,)
+    assert decode_values(profile, {**without_the_first, ".8.0": 1}).load_lines == (10.1,)
 
 
 def test_two_objects_of_one_family_do_not_contradict_each_other() -> None:
@@ -205,18 +210,18 @@ def test_two_objects_of_one_family_do_not_contradict_each_other() -> None:
     text = (
         "numbers:\n  runtime_s:\n    - {object: fine, oid: .6.0, unit: s}\n    - {object: coarse, oid: .6.1, unit: s}\n"
     )
-    decoded = told(mini(text), {".6.0": 4000, ".6.1": 400})
+    decoded = decode_values(mini(text), {".6.0": 4000, ".6.1": 400})
     assert (decoded.runtime_s, decoded.warnings) == (4000, ())
-    assert told(mini(text), {".6.1": 400}).runtime_s == 400
+    assert decode_values(mini(text), {".6.1": 400}).runtime_s == 400
 
 
 def test_watts_that_no_three_phase_ups_could_have() -> None:
     """20 at 22 % of three lines: kilowatts. One line of a small UPS may well have 100 W at 22 %."""
     profile = mini(LINES)
     three = {f".8.1.{line}": 220 for line in (1, 2, 3)} | {f".8.2.{line}": 7 for line in (1, 2, 3)}
-    assert why(told(profile, three), "watts") == ["21 W at 22 % would be a UPS of 95 W"]
-    assert told(profile, {".8.1.1": 220, ".8.2.1": 100}).watts == 100
-    assert told(profile, {**three, ".8.2.1": 160}).watts is None
+    assert why(decode_values(profile, three), "watts") == ["21 W at 22 % would be a UPS of 95 W"]
+    assert decode_values(profile, {".8.1.1": 220, ".8.2.1": 100}).watts == 100
+    assert decode_values(profile, {**three, ".8.2.1": 160}).watts is None
 
 
 def test_what_the_first_family_gets_wrong_the_next_one_tells() -> None:
@@ -299,7 +304,7 @@ def test_a_state_of_a_later_firmware_is_unknown_and_no_reason_to_lose_the_device
     assert families(answers, object_id) == [family]
     decoded = decode([PROFILES.by_name[family]], answers)
     assert (decoded.output_source, decoded.charge_pct) == (OutputSource.UNKNOWN, 100)
-    assert [f"has no such value in profile {family}" in told for told in why(decoded, "output_source")] == [True]
+    assert [f"has no such value in profile {family}" in each for each in why(decoded, "output_source")] == [True]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +319,7 @@ def test_a_state_of_a_later_firmware_is_unknown_and_no_reason_to_lose_the_device
 def test_a_value_that_the_mib_does_not_have_is_rejected_by_name(family: str, place: str, field: str) -> None:
     """`snmp probe` shows it; before, it read as if the device had denied the state."""
     decoded = decode([PROFILES.by_name[family]], {Oid(place): 9})
-    assert [told.endswith("has no such value") for told in why(decoded, field)] == [True]
+    assert [each.endswith("has no such value") for each in why(decoded, field)] == [True]
     assert not why(decode([PROFILES.by_name[family]], {Oid(place): 1}), field)
 
 

@@ -45,7 +45,7 @@ traps:
 """
 
 
-def told(text: str) -> list[str]:
+def mistakes_in(text: str) -> list[str]:
     with pytest.raises(ProfileError) as caught:
         parse_profile(text, "mini.yaml")
     return str(caught.value).splitlines()
@@ -104,7 +104,7 @@ OFF = "type: timeticks, delay: off_s, unit: timeticks, range: [0, 9], read_back:
 )
 def test_a_slip_is_told_at_its_place(old: str, new: str, line: int, what: str) -> None:
     assert old in GOOD, old
-    lines = told(GOOD.replace(old, new, 1))
+    lines = mistakes_in(GOOD.replace(old, new, 1))
     assert any(one.startswith(f"mini.yaml:{line}:") and what in one for one in lines), lines
 
 
@@ -112,20 +112,20 @@ def test_all_mistakes_of_the_whole_are_told_at_once() -> None:
     text = GOOD.replace("    undo: cancel\n", "    undo: outlet_off\n").replace(
         "all_of: [output_source]", "all_of: [charge_pct]"
     )
-    assert len(told(text)) == 2
+    assert len(mistakes_in(text)) == 2
 
 
 def test_one_object_is_not_two_quantities() -> None:
     """A number copied to the wrong line is the likeliest slip of all."""
     text = GOOD.replace("states:", '  load_pct:\n    - {object: miniLoad, column: .3, unit: "%"}\nstates:')
-    assert told(text) == ["mini.yaml:15:7: numbers.load_pct.0: this object is already read as watts"]
+    assert mistakes_in(text) == ["mini.yaml:15:7: numbers.load_pct.0: this object is already read as watts"]
 
 
 def test_a_ups_says_where_its_output_comes_from_and_a_pdu_something() -> None:
     text = "name: mini\ntitle: t\nprobe: {any_of: [load_pct]}\n"
     text += 'numbers: {load_pct: [{object: a, oid: 1.3.6, unit: "%"}]}\n'
-    assert "output_source is missing" in told(text)[0]
-    assert "a PDU needs outlets, watts or amps" in told(text + "kind: pdu\n")[0]
+    assert "output_source is missing" in mistakes_in(text)[0]
+    assert "a PDU needs outlets, watts or amps" in mistakes_in(text + "kind: pdu\n")[0]
 
 
 PACKAGED = load_profiles(None).every()
@@ -168,5 +168,5 @@ def test_a_packaged_file_says_what_it_is(profile: Profile) -> None:
 )
 def test_one_slip_is_one_line_in_plain_words(old: str, new: str, what: str) -> None:
     """A place where several things may stand is told once, not once for each of them."""
-    (line,) = told(GOOD.replace(old, new, 1))
+    (line,) = mistakes_in(GOOD.replace(old, new, 1))
     assert what in line

@@ -46,12 +46,12 @@ def device(name: str) -> tuple[dict[str, Answer], tuple[Profile, ...]]:
 def test_a_real_walk(name: str) -> None:
     want = WALKS[name]
     answers, chosen = device(name)
-    told = shape("snmp-decode", chosen, decode(chosen, answers), answers, from_={})
+    decoded = shape("snmp-decode", chosen, decode(chosen, answers), answers, from_={})
     keys = OF_PDUS if want["kind"] == "pdu" else OF_UPSES
-    assert compare(told, {**{key: want[key] for key in keys}, "accept": want.get("accept", {})}) == []
-    assert told["stale"] is None
+    assert compare(decoded, {**{key: want[key] for key in keys}, "accept": want.get("accept", {})}) == []
+    assert decoded["stale"] is None
     if name == "cetpower":
-        assert told["witnesses"] == []
+        assert decoded["witnesses"] == []
 
 
 FIT = {

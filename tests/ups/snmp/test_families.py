@@ -119,17 +119,17 @@ async def test_the_source_reads_every_family(name: str) -> None:
             polling = group.create_task(source.run(heard.put_nowait))
             for _ in range(3):
                 source.poll_now()
-                told = await heard.get()
-                assert isinstance(told, Reading), told
-                assert (told.output_source, told.low_battery) == ("utility", False)
+                event = await heard.get()
+                assert isinstance(event, Reading), event
+                assert (event.output_source, event.low_battery) == ("utility", False)
             for oid, answer in outage(name).items():
                 values[oid] = as_sim(answer)
             source.poll_now()
             on_battery = False
             while not on_battery:  # Polls that were under way are of the time before.
-                told = await heard.get()
-                assert isinstance(told, Reading), told
-                on_battery = told.output_source == "battery"
+                event = await heard.get()
+                assert isinstance(event, Reading), event
+                on_battery = event.output_source == "battery"
             polling.cancel()
 
 

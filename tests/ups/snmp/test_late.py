@@ -115,8 +115,8 @@ async def test_a_late_answer_is_counted_and_told(version: int | str, after: str,
         else:
             card.send()
         await counted(port, 1)
-        told = await fails(port)
-        head, _, tail = told.partition(f"(v{version}), but answers come after ")
+        result = await fails(port)
+        head, _, tail = result.partition(f"(v{version}), but answers come after ")
         assert head == f"no answer from 127.0.0.1:{card.port} in 0.5 s "
         took, _, advice = tail.partition(" s: ")
         assert float(took) > 0.5

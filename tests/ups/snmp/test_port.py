@@ -324,8 +324,8 @@ async def test_cards_that_share_a_community() -> None:
         ports = [CardPort(options(agent.port, version=version)) for agent in (one, other) for version in ("2c", 1)]
         try:
             for _ in range(2):
-                told = [(await port.get([f"{U}.1.2.0"]))[f"{U}.1.2.0"] for port in ports]
-                assert told == [b"A", b"A", b"B", b"B"]
+                found = [(await port.get([f"{U}.1.2.0"]))[f"{U}.1.2.0"] for port in ports]
+                assert found == [b"A", b"A", b"B", b"B"]
             await ports.pop(0).close()
             assert [(await port.get([f"{U}.1.2.0"]))[f"{U}.1.2.0"] for port in ports] == [b"A", b"B", b"B"]
         finally:

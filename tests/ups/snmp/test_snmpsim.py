@@ -88,10 +88,10 @@ async def compare(agent: Snmpsim, settings: Mapping[str, Any], path: Path) -> No
     agent.show(text)
     answers = parse_walk(text, path.name)
     chosen, _notes = choose_for(PROFILES, answers, None)
-    want = shape("told", chosen, decode(chosen, answers), answers, from_={})
+    want = shape("walk", chosen, decode(chosen, answers), answers, from_={})
     report = await look(agent, settings)
     found = [PROFILES.by_name[name] for name in report.profiles]
-    assert shape("told", found, report.decoded, {**answers, **report.raw}, from_={}) == want
+    assert shape("walk", found, report.decoded, {**answers, **report.raw}, from_={}) == want
     assert report.identity.sys_object_id == (want["device"]["sys_object_id"] or "")
     heard = {oid: raw for oid, raw in report.raw.items() if not isinstance(raw, Missing)}
     assert heard == {oid: answers[oid] for oid in heard}
@@ -142,14 +142,14 @@ def test_probe_prints_of_a_card_what_decode_prints_of_its_walk(
     words = ["--user", "aes256", "--auth-protocol", "SHA-256", "--priv-protocol", "AES-256", *files]
     save = ["--save", str(tmp_path / "saved.walk")]
 
-    def told(*argv: str) -> dict[str, Any]:
+    def run_json(*argv: str) -> dict[str, Any]:
         assert main(["snmp", *argv, "--json", "--site", "/nowhere"]) == 0
         return dict(json.loads(capsys.readouterr().out))
 
-    asked = told("probe", "127.0.0.1", "--port", str(agent.port), *words, *save)
+    asked = run_json("probe", "127.0.0.1", "--port", str(agent.port), *words, *save)
     assert asked["authenticated"] is True
     for name in ("made", "saved"):
-        read = told("decode", str(tmp_path / f"{name}.walk"))
+        read = run_json("decode", str(tmp_path / f"{name}.walk"))
         same = read.keys() & asked.keys() - {"object", "device"}
         assert {key: asked[key] for key in same} == {key: read[key] for key in same}, name
 
@@ -238,16 +238,16 @@ async def test_the_source_reads_what_the_case_says(
     source = SnmpSource(settings, ups="rack", clock=boottime_s, profiles=PROFILES)
     async with asyncio.timeout(100), asyncio.TaskGroup() as group:
         polling = group.create_task(source.run(heard.put_nowait))
-        told = await heard.get()
+        event = await heard.get()
         polling.cancel()
     if want.stale is not None:
-        assert isinstance(told, SourceFailed)
-        assert told.reason == f"127.0.0.1:{agent.port}: {want.stale}"
+        assert isinstance(event, SourceFailed)
+        assert event.reason == f"127.0.0.1:{agent.port}: {want.stale}"
         return
     authenticated = "user" in how
-    assert told == want.reading(at_s=told.at_s, ups="rack", source=source.name, authenticated=authenticated)
+    assert event == want.reading(at_s=event.at_s, ups="rack", source=source.name, authenticated=authenticated)
     for key in case["expected"].keys() & {"output_source", "low_battery", "runtime_s", "charge_pct", "watts"}:
-        assert getattr(told, key) == case["expected"][key], key
+        assert getattr(event, key) == case["expected"][key], key
 
 
 async def test_an_outage_while_it_is_polled(agent: Snmpsim, secrets: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ async def test_an_outage_while_it_is_polled(agent: Snmpsim, secrets: dict[str, A
                 pass
 
     def reads(output: OutputSource, *, low: bool = False) -> Callable[[Heard], bool]:
-        return lambda told: isinstance(told, Reading) and (told.output_source, told.low_battery) == (output, low)
+        return lambda given: isinstance(given, Reading) and (given.output_source, given.low_battery) == (output, low)
 
     async with asyncio.timeout(100), asyncio.TaskGroup() as group:
         polling = [group.create_task(one.run(queue.put_nowait)) for one, queue in zip(sources, heard, strict=True)]
@@ -282,7 +282,7 @@ async def test_an_outage_while_it_is_polled(agent: Snmpsim, secrets: dict[str, A
         for records, is_so in (
             (battery, reads(OutputSource.BATTERY)),
             (low, reads(OutputSource.BATTERY, low=True)),
-            (lost, lambda told: isinstance(told, SourceFailed) and "lost the UPS" in told.reason),
+            (lost, lambda given: isinstance(given, SourceFailed) and "lost the UPS" in given.reason),
             (walk, reads(OutputSource.UTILITY)),
         ):
             agent.show(written(records))
@@ -331,10 +331,10 @@ async def test_what_a_wrong_setting_says(agent: Snmpsim, secrets: dict[str, Any]
         return str(caught.value)
 
     async with asyncio.TaskGroup() as group:
-        told = {name: group.create_task(said(how, bad)) for name, (how, bad, _) in WRONG.items()}
+        given = {name: group.create_task(said(how, bad)) for name, (how, bad, _) in WRONG.items()}
     for name, (_, _, want) in WRONG.items():
-        assert re.search(want, told[name].result()), name
-        assert "of-the-tests" not in told[name].result()
+        assert re.search(want, given[name].result()), name
+        assert "of-the-tests" not in given[name].result()
 
 
 def numbers(walk: Records) -> dict[str, float | None]:
@@ -387,13 +387,15 @@ async def test_an_object_that_begins_to_be_refused_in_mid_outage(agent: Snmpsim,
         first = await heard.get()
         agent.show(written({**battery, CHARGE: ("2:error", "status=genError"), BATTERY_S: ("2", "9")}))
         source.poll_now()
-        while (told := await heard.get()) and (told.on_battery_s == 7 if isinstance(told, Reading) else is_late(told)):
+        while (event := await heard.get()) and (
+            event.on_battery_s == 7 if isinstance(event, Reading) else is_late(event)
+        ):
             pass
         polling.cancel()
     assert isinstance(first, Reading)
-    assert isinstance(told, Reading), told
-    assert (first.charge_pct, told.charge_pct) == (98, None)
-    assert (told.output_source, told.on_battery_s, told.runtime_s) == ("battery", 9, 2460)
+    assert isinstance(event, Reading), event
+    assert (first.charge_pct, event.charge_pct) == (98, None)
+    assert (event.output_source, event.on_battery_s, event.runtime_s) == ("battery", 9, 2460)
 
 
 async def test_an_answer_that_takes_its_time_and_one_that_never_comes(agent: Snmpsim, secrets: dict[str, Any]) -> None:

@@ -240,9 +240,9 @@ async def test_two_cards_with_one_address_are_told_once() -> None:
                 values["1.3.6.1.2.1.1.3.0"] = sim.timeticks(up_ticks)
                 for _ in range(2):
                     await until(heard, Reading)
-    told = [entry for entry in logs if entry["event"] in ("card_rebooted", "source_doubtful")]
-    assert [entry["event"] for entry in told] == ["source_doubtful"]
-    assert "two devices answer there in turn" in told[0]["because"]
+    logged = [entry for entry in logs if entry["event"] in ("card_rebooted", "source_doubtful")]
+    assert [entry["event"] for entry in logged] == ["source_doubtful"]
+    assert "two devices answer there in turn" in logged[0]["because"]
 
 
 async def test_a_card_that_is_as_it_was_is_no_news() -> None:
@@ -266,9 +266,9 @@ async def test_another_card_takes_the_place() -> None:
         with capture_logs() as logs:
             assert "without upsBasicOutputStatus" in (await until(heard, SourceFailed)).reason
             assert (await until(heard, Reading)).load_pct == 38
-    (told,) = [entry for entry in logs if entry["event"] == "device_changed"]
-    assert told["was"].startswith("apc-powernet ")
-    assert told["now"].startswith("rfc1628 ")
+    (logged,) = [entry for entry in logs if entry["event"] == "device_changed"]
+    assert logged["was"].startswith("apc-powernet ")
+    assert logged["now"].startswith("rfc1628 ")
 
 
 class Drowsy:
@@ -333,10 +333,10 @@ async def test_a_card_that_answers_one_object_at_a_time_is_heard_through_an_outa
             for _ in range(3):
                 assert (await until(heard, Reading)).output_source is OutputSource.UTILITY
             values |= {f"{U}.4.1.0": sim.integer(5), f"{U}.2.2.0": sim.integer(4)}
-            told = [await heard.get() for _ in range(8)]
-    assert [each for each in told if isinstance(each, SourceFailed)] == []
-    assert isinstance(told[-1], Reading)
-    assert told[-1].output_source is OutputSource.BATTERY
+            event = [await heard.get() for _ in range(8)]
+    assert [each for each in event if isinstance(each, SourceFailed)] == []
+    assert isinstance(event[-1], Reading)
+    assert event[-1].output_source is OutputSource.BATTERY
 
 
 class Forgetful(SnmpAgent):
@@ -381,8 +381,8 @@ async def test_oddities_are_told_once() -> None:
         async with card(values) as agent, listening(agent) as (_, heard):
             for _ in range(3):
                 assert (await until(heard, Reading)).runtime_s is None
-    (told,) = [entry for entry in logs if entry["event"] == "value_rejected"]
-    assert told["because"] == "runtime_s: means: not measured"
+    (logged,) = [entry for entry in logs if entry["event"] == "value_rejected"]
+    assert logged["because"] == "runtime_s: means: not measured"
 
 
 async def test_an_oddity_with_other_figures_is_the_same_one() -> None:
@@ -396,8 +396,8 @@ async def test_an_oddity_with_other_figures_is_the_same_one() -> None:
                 values[f"{A}.2.3.2.0"] = sim.integer(1205 + turn)
                 source.poll_now()
                 await until(heard, Reading)
-    told = [entry["event"] for entry in logs if entry["log_level"] == "warning"]
-    assert sorted(told) == ["objects_disagree", "value_rejected"]
+    logged = [entry["event"] for entry in logs if entry["log_level"] == "warning"]
+    assert sorted(logged) == ["objects_disagree", "value_rejected"]
 
 
 async def test_what_a_better_object_tells_is_asked_now_and_then_only() -> None:

@@ -57,17 +57,17 @@ RECEIVER = TrapReceiver(engine_id=b"\x80\x00\x00\x00\x05ours", boots=1, clock=la
 
 
 def read(data: bytes) -> Notification:
-    told = RECEIVER.receive(data).notification
-    assert told is not None
-    return told
+    result = RECEIVER.receive(data).notification
+    assert result is not None
+    return result
 
 
 def test_version_1_becomes_the_names_of_version_2() -> None:
     """RFC 3584 3.1: an enterprise's trap is ENTERPRISE.0.SPECIFIC, the six old ones have names of their own."""
-    told = RECEIVER.receive(trap_v1())
-    assert told.notification is not None
-    assert (told.community, told.notification.confirmed, told.answer) == (b"public", False, None)
-    assert (told.notification.trap_oid, told.notification.agent_address) == (f"{RFC1628}.0.1", "10.0.0.5")
+    result = RECEIVER.receive(trap_v1())
+    assert result.notification is not None
+    assert (result.community, result.notification.confirmed, result.answer) == (b"public", False, None)
+    assert (result.notification.trap_oid, result.notification.agent_address) == (f"{RFC1628}.0.1", "10.0.0.5")
     assert read(trap_v1(generic=0)).trap_oid == "1.3.6.1.6.3.1.1.5.1"  # coldStart
     assert read(trap_v1(address=bytes(4))).agent_address is None
 
@@ -78,19 +78,19 @@ def test_version_2_and_what_a_relay_adds() -> None:
         varbind(TRAP_ADDRESS, ber.element(ber.IP_ADDRESS, bytes((10, 0, 0, 5)))),
         varbind(TRAP_COMMUNITY, ber.element(ber.OCTETS, b"of-the-card")),
     )
-    told = read(trap_v2(*relayed))
-    assert told.trap_oid == f"{RFC1628}.1"
-    assert (told.agent_address, told.community) == ("10.0.0.5", b"of-the-card")
+    result = read(trap_v2(*relayed))
+    assert result.trap_oid == f"{RFC1628}.1"
+    assert (result.agent_address, result.community) == ("10.0.0.5", b"of-the-card")
     assert read(trap_v2()).trap_oid == "", "a trap that says nothing is a trap all the same"
 
 
 def test_the_answer_to_an_inform_is_the_inform_as_a_response() -> None:
     """RFC 3416 4.2.7: same request-id, same varbinds."""
     inform = trap_v2(NAMED, tag=0xA6)
-    told = RECEIVER.receive(inform)
-    assert told.notification is not None
-    assert told.notification.confirmed
-    assert told.answer == trap_v2(NAMED, tag=0xA2)
+    result = RECEIVER.receive(inform)
+    assert result.notification is not None
+    assert result.notification.confirmed
+    assert result.answer == trap_v2(NAMED, tag=0xA2)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_what_cannot_be_read_is_one_error(data: bytes) -> None:
 
 def test_many_varbinds_are_not_read_for_ever() -> None:
     """Eight kilobytes of them hold a thousand; what a trap says of itself stands among the first."""
-    told = read(trap_v2(NAMED, *[varbind("1.3.6.1.1", ber.element(ber.NULL, b""))] * 500))
-    assert told.trap_oid == f"{RFC1628}.1"
+    result = read(trap_v2(NAMED, *[varbind("1.3.6.1.1", ber.element(ber.NULL, b""))] * 500))
+    assert result.trap_oid == f"{RFC1628}.1"
     late = read(trap_v2(*[varbind("1.3.6.1.1", ber.element(ber.NULL, b""))] * 500, NAMED))
     assert late.trap_oid == ""
 

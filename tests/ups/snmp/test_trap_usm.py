@@ -69,9 +69,9 @@ def proved(answer: bytes | None) -> UsmMessage:
 def test_an_inform_is_answered_with_a_proof(usm: TrapReceiver) -> None:
     verdict = judged(usm, sealed())
     assert (verdict.result, verdict.ups) == ("hint", None)
-    told = proved(verdict.answer)
-    assert (told.message_id, told.boots, told.time_s, told.user) == (99, BOOTS, 500, b"pgtrap")
-    assert codec.parse_scoped(told.payload).tag == ber.RESPONSE
+    outcome = proved(verdict.answer)
+    assert (outcome.message_id, outcome.boots, outcome.time_s, outcome.user) == (99, BOOTS, 500, b"pgtrap")
+    assert codec.parse_scoped(outcome.payload).tag == ber.RESPONSE
 
 
 @pytest.mark.parametrize(("boots", "time_s"), [(BOOTS - 1, 500), (BOOTS, 349), (BOOTS, 651), (BOOTS + 1, 500)])
@@ -118,8 +118,14 @@ def test_the_question_for_our_engine_id(usm: TrapReceiver) -> None:
     verdict = judged(usm, whole)
     assert verdict.result == "discovery"
     assert verdict.answer is not None
-    told = codec.parse(verdict.answer)
-    assert (told.engine_id, told.boots, told.time_s, told.flags, told.message_id) == (OURS, BOOTS, 500, 0, 5)
+    outcome = codec.parse(verdict.answer)
+    assert (outcome.engine_id, outcome.boots, outcome.time_s, outcome.flags, outcome.message_id) == (
+        OURS,
+        BOOTS,
+        500,
+        0,
+        5,
+    )
     assert judged(usm, sealed(engine=b"\x80another", flags=codec.AUTH)) == TrapResult(
         result="unknown_engine", engine_id=b"\x80another"
     )

@@ -117,15 +117,15 @@ def sealed(request: Request, pdu: bytes, *, by: SimUser, level: int = _AUTH | _P
 
 def shortened(card: Card, request: Request, pdu: bytes) -> bytes:
     """Return a message whose digest is the first byte of the right one: one of 256 guesses would do."""
-    told = codec.parse(sealed(request, pdu, by=card.user))
+    result = codec.parse(sealed(request, pdu, by=card.user))
     whole, at = codec.seal(
-        message_id=told.message_id,
-        flags=told.flags,
-        engine=(told.engine_id, told.boots, told.time_s),
-        user=told.user,
-        salt=told.salt,
+        message_id=result.message_id,
+        flags=result.flags,
+        engine=(result.engine_id, result.boots, result.time_s),
+        user=result.user,
+        salt=result.salt,
         digest_bytes=1,
-        payload=ber.element(ber.OCTETS, told.payload),
+        payload=ber.element(ber.OCTETS, result.payload),
     )
     return whole[:at] + hmac.digest(card.user._auth_key, whole, "sha1")[:1] + whole[at + 1 :]
 
@@ -137,8 +137,8 @@ def bad_digest(card: Card, request: Request, pdu: bytes) -> bytes:
 
 def report(counter: int, level: int = 0, **changes: object) -> Forge:
     def forge(card: Card, request: Request, _pdu: bytes) -> bytes:
-        told = codec.report(codec.UNKNOWN_ENGINE[:-2] + bytes((counter, 0)), 1)
-        return sealed(request, ber.element(ber.REPORT, told), by=card.user, level=level, **changes)
+        result = codec.report(codec.UNKNOWN_ENGINE[:-2] + bytes((counter, 0)), 1)
+        return sealed(request, ber.element(ber.REPORT, result), by=card.user, level=level, **changes)
 
     return forge
 
@@ -196,8 +196,8 @@ async def test_nothing_is_sealed_for_a_time_that_nobody_proved(tmp_path: Path) -
     async with Card(user_of_card(boots=7)) as card, port_to(card, **credentials(tmp_path)) as port:
         card.user._began_s -= 5000
         assert await port.get([STATUS]) == {STATUS: 2}
-        told = [(one.boots, one.time_s) for one in card.asked]
-        assert told == [(0, 0), (0, 0), (7, card.user.engine_time_s)]
+        found = [(one.boots, one.time_s) for one in card.asked]
+        assert found == [(0, 0), (0, 0), (7, card.user.engine_time_s)]
         assert [one.level for one in card.asked] == [0, 3, 3]
         assert len(card.asked) == 3, "and no more is asked than that"
 
@@ -232,9 +232,9 @@ async def test_another_card_in_its_place_is_told_and_asked(tmp_path: Path) -> No
         with capture_logs() as logs:
             assert await port.get([STATUS]) == {STATUS: 2}
             assert await port.get([STATUS]) == {STATUS: 2}
-    (told,) = logs
-    assert (told["event"], told["now"]) == ("engine_changed", OTHER.hex())
-    assert "traps.users" in told["because"]
+    (logged,) = logs
+    assert (logged["event"], logged["now"]) == ("engine_changed", OTHER.hex())
+    assert "traps.users" in logged["because"]
 
 
 async def test_an_order_is_not_sent_again_for_a_report_that_proves_nothing(tmp_path: Path) -> None:
@@ -274,10 +274,10 @@ def raw(card: Card, request: Request, level: int, scoped: bytes) -> bytes:
     user, salt = card.user, b""
     place = (user.boots, user.engine_time_s)
     if level & _PRIV:
-        sealed_text, told = config.PRIV_SERVICES[config.USM_PRIV_CFB128_AES].encrypt_data(
+        sealed_text, result = config.PRIV_SERVICES[config.USM_PRIV_CFB128_AES].encrypt_data(
             univ.OctetString(user._priv_key), (*place, None), scoped
         )
-        scoped, salt = ber.element(ber.OCTETS, bytes(sealed_text)), bytes(told)
+        scoped, salt = ber.element(ber.OCTETS, bytes(sealed_text)), bytes(result)
     whole, at = codec.seal(
         message_id=request.message_id,
         flags=level,
@@ -389,16 +389,16 @@ async def test_a_card_that_answers_badly(fault: Fault, tmp_path: Path) -> None:
             with pytest.raises(SnmpError, match="genErr"):
                 await port.get(asked)
             return
-        told = await port.get(asked)
-    assert sum(told[oid] == good[oid] for oid in asked) >= len(asked) - (4 if fault is Fault.FEWER else 0)
+        result = await port.get(asked)
+    assert sum(result[oid] == good[oid] for oid in asked) >= len(asked) - (4 if fault is Fault.FEWER else 0)
 
 
 async def test_two_questions_at_once(tmp_path: Path) -> None:
     """A poll and a doctor's probe through one port, before the card is known: each has its own answer."""
     async with Card(user_of_card()) as card, port_to(card, **credentials(tmp_path)) as port:
         oids = [oid for oid in table("apc") if oid.startswith(A)][:6]
-        told = await asyncio.gather(*(port.get([oid]) for oid in oids))
-        assert [next(iter(one)) for one in told] == oids
+        result = await asyncio.gather(*(port.get([oid]) for oid in oids))
+        assert [next(iter(one)) for one in result] == oids
         assert len(card.asked) == 2 + len(oids)
 
 
