@@ -7,6 +7,8 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from aiohttp import web
 
 from powerguard.core.model.actions import Level
 from powerguard.daemon.notify.answer import one_line, redact
+from powerguard.daemon.notify.targets import RESEND_S
 from powerguard.daemon.observe.readiness import UNREACHED_S
-from tests.daemon.notify.post import Clock, began, ended, note, options, post, secret
+from tests.daemon.notify.post import Clock, Post, began, ended, note, options, post, secret
 from tests.peers.nut_tls import Authority
 from tests.peers.ports import free_port
 
@@ -35,6 +38,7 @@ class Receiver:
     hangs: bool = False
     first_waits: asyncio.Event | None = None
     elsewhere: str = ""
+    is_dated: bool = True
 
     async def take(self, request: web.Request) -> web.StreamResponse:
         if self.hangs:
@@ -46,6 +50,10 @@ class Receiver:
         if self.first_waits is not None and len(self.bodies) == 1:
             await self.first_waits.wait()
         return self.answer()
+
+    async def prepare(self, _: web.Request, answer: web.StreamResponse) -> None:
+        if not self.is_dated:
+            del answer.headers["Date"]
 
     async def drip(self, request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()
@@ -65,6 +73,7 @@ async def serve(receiver: Receiver, tls: ssl.SSLContext | None = None) -> web.Ap
     app.router.add_post(PATH, receiver.take)
     app.router.add_post("/drip", receiver.drip)
     app.router.add_post("/api/v2/alerts", receiver.take)
+    app.on_response_prepare.append(receiver.prepare)
     runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
@@ -319,18 +328,73 @@ async def test_a_new_message_is_a_reason_to_try_sooner(receiver: Receiver, tmp_p
         assert time.monotonic() - began_s < 7
 
 
-async def test_alerts_are_sent_again_after_the_clock_was_set_back(receiver: Receiver, tmp_path: Path) -> None:
-    """Else they would end by themselves in Alertmanager, for as long as the clock was ahead."""
+def alerts_in(body: str) -> dict[str, tuple[datetime, datetime]]:
+    """Return start and end of each alert that was sent."""
+    return {
+        each["labels"]["alertname"]: (datetime.fromisoformat(each["startsAt"]), datetime.fromisoformat(each["endsAt"]))
+        for each in json.loads(body)
+    }
+
+
+async def next_turn(made: Post, name: str) -> None:
+    """Wake the target's task, and wait until it has ended what it was at."""
+    made.messenger._arrived[name].set()
+    await made.until(lambda: not made.messenger._arrived[name].is_set())
+
+
+async def refreshed(made: Post, receiver: Receiver) -> dict[str, tuple[datetime, datetime]]:
+    """Wait until the alerts that stand have been sent once more; return what was sent last."""
+    sent = len(receiver.bodies)
+    await next_turn(made, "alerts")
+    await made.until(lambda: len(receiver.bodies) > sent, "the alerts to be sent again")
+    await next_turn(made, "alerts")
+    return alerts_in(receiver.bodies[-1])
+
+
+@pytest.mark.parametrize("is_dated", [True, False])
+async def test_alerts_are_sent_again_after_the_clock_was_set_back(
+    receiver: Receiver, tmp_path: Path, is_dated: bool
+) -> None:
+    """Else they would end by themselves in Alertmanager, for as long as the clock was ahead.
+
+    By the Date of its answer they end when they should, also before the clock is set. A proxy may leave the Date out.
+    """
+    receiver.is_dated = is_dated
     clock = Clock(ahead_s=86400.0)
     target = {"kind": "alertmanager", "url": receiver.url, "limit_s": 30}
     async with post(options(alerts=target), tmp_path, clock) as made:
         made.hear(*began())
         await made.until(lambda: made.view("alerts").delivered == 1)
-        sent = len(receiver.bodies)
+        _, end = (await refreshed(made, receiver))["PowerguardOutage"]
+        assert (end - datetime.now(UTC) < timedelta(minutes=7)) == is_dated
         clock.ahead_s = 0.0
-        made.messenger._arrived["alerts"].set()
-        await made.until(lambda: len(receiver.bodies) > sent)
-        assert json.loads(receiver.bodies[-1])[0]["endsAt"] < json.loads(receiver.bodies[0])[0]["endsAt"]
+        _, end = (await refreshed(made, receiver))["PowerguardOutage"]
+        assert timedelta(minutes=2) < end - datetime.now(UTC) < timedelta(minutes=7)
+
+
+async def test_an_alert_that_lasts_keeps_its_start(receiver: Receiver, tmp_path: Path) -> None:
+    """It is sent again each minute with a later end. Alertmanager would hide a later start: it keeps the first one."""
+    receiver.is_dated = False  # its clock does not pass with the test's
+    clock = Clock()
+    target = {"kind": "alertmanager", "url": receiver.url, "limit_s": 30}
+    async with post(options(alerts=target), tmp_path, clock) as made:
+        made.hear(*began())
+        made.hear(note("overload_raised", Level.ERROR))
+        await made.until(lambda: made.view("alerts").delivered == 2)
+        sent = [alerts_in(receiver.bodies[-1])]
+        for _ in range(2):
+            clock.passed_s += 2 * RESEND_S
+            sent.append(await refreshed(made, receiver))
+        for name in ("PowerguardOutage", "PowerguardOverload"):
+            starts, ends = zip(*(each[name] for each in sent), strict=True)
+            assert len(set(starts)) == 1, name
+            assert all(later - end > timedelta(seconds=RESEND_S) for end, later in pairwise(ends)), name
+        made.hear(*ended())
+        await made.until(lambda: made.view("alerts").delivered == 3)
+        _, end = alerts_in(receiver.bodies[-1])["PowerguardOutage"]
+        assert end < sent[-1]["PowerguardOutage"][1]
+        clock.passed_s += 2 * RESEND_S
+        assert set(await refreshed(made, receiver)) == {"PowerguardOverload"}
 
 
 async def test_begin_and_end_that_are_late_become_one(receiver: Receiver, tmp_path: Path) -> None:
