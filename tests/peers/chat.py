@@ -116,7 +116,8 @@ class Services:
             "wxpusher.zjiecode.com": lambda *_: (200, {"code": 1000, "msg": "处理成功", "success": True}),
         }
         status, result = answers[host](target, body)
-        bad = isinstance(result, dict) and (result.get("errcode") or result.get("code", 0) not in (0, 1000))
+        good_code = 1000 if host == "wxpusher.zjiecode.com" else 0
+        bad = isinstance(result, dict) and (result.get("errcode") or result.get("code", good_code) != good_code)
         good = status in (200, 202) and not bad
         if good:
             self.taken.append((host, body))

@@ -51,7 +51,9 @@ REFUSED = [
     ("dingtalk", {"errcode": 310000, "errmsg": "keywords not in content"}),
     ("dingtalk", {"errcode": 130101, "errmsg": "send too fast, exceed 20 times per minute"}),
     ("feishu", {"code": 19024, "msg": "Key Words Not Found", "data": {}}),
+    ("feishu", {"code": 1000, "msg": "of WxPusher alone a success", "data": {}}),
     ("wecom", {"errcode": 45009, "errmsg": "api freq out of limit"}),
+    ("wxpusher", {"code": 1001, "msg": "invalid appToken", "data": None, "success": False}),
 ]
 
 

@@ -146,6 +146,7 @@ ANSWERS = [
     (web.json_response, {"data": {"errcode": 310000, "errmsg": "sign"}}, '200 {"errcode": 310000, "errmsg": "sign"}'),
     (web.json_response, {"data": {"ok": False, "error": "x"}}, '200 {"ok": false, "error": "x"}'),
     (web.json_response, {"data": {"code": 19001, "msg": "x"}}, '200 {"code": 19001, "msg": "x"}'),
+    (web.json_response, {"data": {"code": 1000, "msg": "x"}}, '200 {"code": 1000, "msg": "x"}'),  # WxPusher has success
 ]
 
 
