@@ -206,6 +206,12 @@ async def test_a_bios_that_is_refused_hides_nothing_else(tmp_path: Path, certifi
         assert await mine.power_watts(30.0) == 1234.0
 
 
+MAY_NOT = (
+    "the account may log in but not do this: if the BMC asks for it, change its first password; else give it the role "
+    "Operator"
+)
+
+
 @pytest.mark.parametrize(
     ("faults", "failure", "expected", "patches"),
     [
@@ -215,8 +221,18 @@ async def test_a_bios_that_is_refused_hides_nothing_else(tmp_path: Path, certifi
             "login refused (HTTP 401: it said [2Jso); the next try is in 10 minutes",
             0,
         ),
-        (Faults(always={"GET": 403}), Failure.PRIVILEGE, "change its first password", 0),
-        (Faults(always={"PATCH": 403}), Failure.PRIVILEGE, "role Operator", 1),
+        (
+            Faults(always={"GET": 403}),
+            Failure.PRIVILEGE,
+            f"GET /redfish/v1/Systems: not permitted to this account (HTTP 403: it said [2Jso); {MAY_NOT}",
+            0,
+        ),
+        (
+            Faults(always={"PATCH": 403}),
+            Failure.PRIVILEGE,
+            f"PATCH /redfish/v1/Systems/1: not permitted to this account (HTTP 403: it said [2Jso); {MAY_NOT}",
+            1,
+        ),
         (Faults(always={"PATCH": 400}), Failure.UNSUPPORTED, "HTTP 400: it said [2Jso", 1),
         (Faults(always={"PATCH": 405}), Failure.UNSUPPORTED, "cannot be changed (HTTP 405", 1),
         (Faults(always={"PATCH": 412}), Failure.BUSY, "was changed by another client each time", 3),
