@@ -236,7 +236,7 @@ async def test_two_cards_with_one_address_are_told_once() -> None:
     values = table("apc")
     with capture_logs() as logs:
         async with card(values) as agent, listening(agent, timeout_s=5.0) as (_, heard):
-            for up_ticks in (90_000_000, 50_000_000) * 4:
+            for up_ticks in (90_000, 50_000) * 4:
                 values["1.3.6.1.2.1.1.3.0"] = sim.timeticks(up_ticks)
                 for _ in range(2):
                     await until(heard, Reading)
