@@ -2,6 +2,8 @@
 
 import errno
 import logging
+import os
+import pwd
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ import pytest
 
 import powerguard.trainer
 from powerguard.trainer import Buffer, Guard, Parts, StoreError
+from powerguard.trainer.guard import second_tier
 from powerguard.trainer.loop.checkpointer import WriteAbandoned
 from powerguard.trainer.loop.endpoint import SOCKETS
 from powerguard.trainer.store.disk import Disk
@@ -111,6 +114,19 @@ def test_a_path_may_begin_with_the_home_folder() -> None:
             assert (home / "a.sock").is_socket()
         with pytest.raises(StoreError, match=rf"^{home}/root/step-.*: was not written by TorchState"):
             read_weights("~/root")
+        assert [path.name for path in home.iterdir() if path.is_dir()] == ["root"]
+
+
+def test_a_second_tier_is_compared_with_the_home_folder_itself() -> None:
+    """A root below `~` is no folder of that name: the second copy would be the first one. A bucket is never it."""
+    user = pwd.getpwuid(os.geteuid())
+    with short_folder() as home, environment(HOME=str(home)):
+        for begin, folder in (("~", home), (f"~{user.pw_name}", Path(user.pw_dir))):
+            root = f"{begin}/checkpoints/llm"
+            with pytest.raises(StoreError, match=f"^remote='{folder}/checkpoints': its folder for this job is the"):
+                second_tier(folder / "checkpoints", "llm", root)
+            assert second_tier("s3://bucket/checkpoints", "llm", root).url == "s3://bucket/checkpoints"
+            assert second_tier(folder / "nas", "llm", root).url == f"{folder}/nas"
 
 
 @pytest.mark.parametrize("step", [-1, 2**62 + 1, 2**70])
