@@ -1,5 +1,6 @@
 """What a training starts from: the newest checkpoint that all ranks can read, whatever became of the tiers."""
 
+import logging
 import os
 import shutil
 import sys
@@ -76,8 +77,11 @@ def all_ranks(roots: Sequence[Path], hosts: Sequence[str], *more: Callable[[], T
     return [each for each in chosen if each is not None]
 
 
-def test_an_empty_root_means_begin(root: Path, nas: Path) -> None:
+def test_an_empty_root_means_begin(root: Path, nas: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A host that never had a checkpoint has lost none: no warning."""
+    root.mkdir()
     assert resumed(root, nas_tier(nas)) is None
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 def test_the_newest_local_one_is_taken_and_is_what_was_saved(root: Path) -> None:
@@ -108,6 +112,13 @@ def test_a_newer_one_on_the_nas_wins(root: Path, nas: Path, caplog: pytest.LogCa
     upload(save(root, 9), nas)
     resumed(root, nas_tier(nas))
     shutil.rmtree(root)
+    root.mkdir()
+    caplog.clear()
+    fresh = resumed(root, nas_tier(nas))
+    assert fresh is not None
+    assert (fresh.step, fresh.tiers) == (9, ("path",))
+    warned = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert warned == [], "a host that never had a checkpoint is behind no other training"
     save(root, 8)
     chosen = resumed(root, nas_tier(nas))
     assert chosen is not None
