@@ -385,23 +385,24 @@ RETURN = {"word": "return", "node": "gpu1", "outage": "o", "hold": False, "reboo
 
 
 @pytest.mark.parametrize(
-    "word",
+    ("word", "because"),
     [
-        {"word": "reboot", "node": "gpu1"},
-        {"word": "drain", "node": "gpu1"},
-        {"word": "drain", "node": "gpu[1-9]", "outage": "o", "ups": "a"},
-        {"word": "drain", "node": "gpu1,gpu2", "outage": "o", "ups": "a"},
-        {"word": "drain", "node": "gpu1", "outage": "o Reason=x", "ups": "a"},
-        {"word": "drain", "node": "--help", "outage": "o", "ups": "a"},
-        {"word": "leave", "node": "gpu1", "outage": "o", "ups": "a\nState=DOWN", "hold": False},
-        {**RETURN, "jobs": ["1;reboot"]},
-        {**RETURN, "jobs": [12]},
-        {**RETURN, "jobs": ["1"] * 1001},
-        {"word": "show", "node": None},
+        ({"word": "reboot", "node": "gpu1"}, "unknown word; "),
+        ({"word": "drain", "node": "gpu1"}, "drain takes node, outage, ups"),
+        ({"word": "drain", "node": "gpu[1-9]", "outage": "o", "ups": "a"}, "node must match "),
+        ({"word": "drain", "node": "gpu1,gpu2", "outage": "o", "ups": "a"}, "node must match "),
+        ({"word": "drain", "node": "gpu1", "outage": "o Reason=x", "ups": "a"}, "outage must match "),
+        ({"word": "drain", "node": "--help", "outage": "o", "ups": "a"}, "node must match "),
+        ({"word": "leave", "node": "gpu1", "outage": "o", "ups": "a\nState=DOWN", "hold": False}, "ups must match "),
+        ({**RETURN, "jobs": ["1;reboot"]}, "jobs must be a list of at most 1000 job ids"),
+        ({**RETURN, "jobs": [12]}, "jobs must be a list of at most 1000 job ids"),
+        ({**RETURN, "jobs": ["1"] * 1001}, "jobs must be a list of at most 1000 job ids"),
+        ({"word": "show", "node": None}, "node must match "),
     ],
 )
-def test_what_is_no_word_is_refused_before_slurm_is_asked(word: dict[str, object]) -> None:
-    with pytest.raises(RefusedError):
+def test_what_is_no_word_is_refused_before_slurm_is_asked(word: dict[str, object], because: str) -> None:
+    """Each for its own fault, and not for a field that the word has got since."""
+    with pytest.raises(RefusedError, match=f"^{because}"):
         helper.checked(word, helper.ThisHost())
 
 
