@@ -804,20 +804,27 @@ def test_the_kind_says_how_and_is_http_where_none_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    "trainer",
+    ("trainer", "where", "why"),
     [
-        {"kind": "signal", "unit": "train", "signal": "USR1"},
-        {"kind": "signal", "unit": "../a.service", "signal": "USR1"},
-        {"kind": "signal", "unit": "a.service", "signal": "KILL"},
-        {"kind": "signal", "unit": "a.service", "signal": "USR1", "after": "pause"},
-        {"kind": "command", "command": []},
-        {"kind": "command", "command": ["a\0b"]},
-        {"kind": "command", "command": "rm -rf /"},
-        {"kind": "carrier-pigeon"},
-        {"url": "unix:/a", "fallback": {"kind": "http"}},
-        {"url": "unix:/a", "fallback": {"kind": "command", "command": []}},
+        ({"kind": "signal", "unit": "train", "signal": "USR1"}, "signal.unit", "string_pattern_mismatch"),
+        ({"kind": "signal", "unit": "../a.service", "signal": "USR1"}, "signal.unit", "string_pattern_mismatch"),
+        ({"kind": "signal", "unit": "a.service", "signal": "KILL"}, "signal.signal", "literal_error"),
+        ({"kind": "signal", "unit": "a.service", "signal": "USR1", "after": "pause"}, "signal.after", "literal_error"),
+        ({"kind": "command", "command": []}, "command.command", "too_short"),
+        ({"kind": "command", "command": ["a\0b"]}, "command.command.0", "string_pattern_mismatch"),
+        ({"kind": "command", "command": "rm -rf /"}, "command.command", "list_type"),
+        ({"kind": "carrier-pigeon"}, "", "union_tag_invalid"),
+        ({"url": "unix:/a", "fallback": {"kind": "http"}}, "http.fallback", "union_tag_invalid"),
+        (
+            {"url": "unix:/a", "fallback": {"kind": "command", "command": []}},
+            "http.fallback.command.command",
+            "too_short",
+        ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(trainer: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
+def test_what_cannot_be_meant_is_refused(trainer: dict[str, object], where: str, why: str) -> None:
+    """Each for its own fault, and not for a field that its kind has got since."""
+    with pytest.raises(ValidationError) as refused:
         settings_of(**trainer)
+    (error,) = refused.value.errors()
+    assert (".".join(map(str, error["loc"][2:])), error["type"]) == (where, why)
