@@ -228,6 +228,8 @@ async def test_a_folder_that_was_never_there_is_no_reason_to_wait(tmp_path: Path
     assert "never seen there" in str((await effector.check())["notes"])
     root.mkdir()
     await effector.remember()
+    found = await effector.check()
+    assert (found["newest"], found["notes"]) == ("", ""), "a host that never had a checkpoint has lost none"
     root.rmdir()
     with pytest.raises(EffectorError, match=r"llm: it cannot be read: No such file or directory"):
         await effector.check()
