@@ -20,7 +20,8 @@ def test_ranks_go_on_bit_for_bit(ranks: int, tmp_path: Path) -> None:
     """Shards as they are, uneven ones too; what is alike divided; what DCP wrote on all ranks is loaded on this one."""
     Launched(ranks, CHILD, tmp_path, log=tmp_path / "log").end()
     assert sorted(path.name for path in tmp_path.glob("good-*")) == [f"good-{rank}" for rank in range(ranks)]
-    (folder,) = (tmp_path / "dcp").glob("[!.]*")
+    lock, folder = sorted((tmp_path / "dcp").iterdir())
+    assert (lock.name, folder.name.startswith("dcp-step-7-")) == (".lock-dcp", True)
     assert verify(folder).is_whole
     assert len(list(folder.glob("*.distcp"))) >= 2
     model = nn.Sequential(nn.Linear(7, 10), nn.ReLU(), nn.Linear(10, 3))
