@@ -234,13 +234,23 @@ def test_a_drill_is_overdue_after_90_days() -> None:
     assert _drill(never) == {}
 
 
+NO_MESSAGE = {
+    *("battery_low", "grade_lowered", "guard_ended", "outage_continued", "phase_changed", "power_off_accepted"),
+    *("power_off_ordered", "reboot_ordered", "trainer_signalled"),
+    *("network_back", "source_recovered"),  # the end of what has not begun here
+}
+"""Notes that give no message of their own: another message reports what they report."""
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("event", sorted({*_SENTENCES, "overload_raised", "never_heard_of"}))
 def test_every_note_has_words(language: str, event: str) -> None:
     """With no number at all, and with hostile ones: braces, newlines, controls."""
     bad: dict[str, Any] = {"source": "{host}\n\x1b[31m", "trainer": "%s{0}", "away_s": float("nan"), "lasted_s": -1e300}
     for numbers in ({}, bad):
-        for each in Listener(language).tell(note(event, Level.ERROR, "{because}\u202e", **numbers)):
+        messages = Listener(language).tell(note(event, Level.ERROR, "{because}\u202e", **numbers))
+        assert len(messages) == (event not in NO_MESSAGE)
+        for each in messages:
             assert each.title.startswith("gpu-01")
             assert each.text
             assert (each.title + each.text).isprintable()
