@@ -23,7 +23,16 @@ from powerguard.cli.imports import apcupsd as import_apcupsd
 from powerguard.cli.imports import nut as import_nut
 from powerguard.cli.imports.draft import Draft, ReadError, scalar
 from powerguard.cli.render import Paint, clean, duration, number, table
-from powerguard.cli.shared import EX_NOINPUT, EX_NOTHING, EX_USAGE, add_snmp_secrets, fail, port, snmp_secrets
+from powerguard.cli.shared import (
+    EX_NOINPUT,
+    EX_NOTHING,
+    EX_USAGE,
+    add_snmp_secrets,
+    fail,
+    port,
+    snmp_options,
+    snmp_secrets,
+)
 from powerguard.options import SecretError
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.ups_models import from_data_sheet
@@ -295,14 +304,7 @@ def run(args: argparse.Namespace) -> int:
     except SecretError as error:
         return fail(args, "discover", str(error), EX_NOINPUT)
     except ValueError as error:
-        return fail(args, "discover", _message(error), EX_USAGE)
-
-
-def _message(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    problems = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()]
-    return "; ".join(f"{where}: {what}" if where else what for where, what in problems)
+        return fail(args, "discover", str(error), EX_USAGE)
 
 
 async def _run(args: argparse.Namespace) -> int:
@@ -341,7 +343,7 @@ def _wanted(args: argparse.Namespace) -> Wanted:
         raise ValueError(msg)
     snmp: dict[str, Any] = {} if args.user is None else {"version": 3, "user": args.user}
     snmp |= snmp_secrets(args)
-    options = SnmpOptions.model_validate({"kind": "snmp", "host": "any", **snmp})
+    options = snmp_options({"host": "any", **snmp})
     for secret in (options.auth, options.priv):
         if secret is not None:
             secret.read()

@@ -4,9 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.render import Paint, clean, say
+
+if TYPE_CHECKING:
+    from powerguard.ups.snmp.options import SnmpOptions
 
 EX_REFUSED: Final = 1
 """The request is refused, or did not succeed."""
@@ -90,3 +93,18 @@ def snmp_secrets(args: argparse.Namespace) -> dict[str, Any]:
         if (protocol := getattr(args, key)) is not None:
             found[key] = protocol
     return found
+
+
+def snmp_options(given: Mapping[str, Any]) -> "SnmpOptions":
+    """Return the settings of a source. Raises ValueError, whose text is for the operator."""
+    from pydantic import ValidationError
+
+    from powerguard.settings.explain import Explainer
+    from powerguard.ups.snmp.options import SnmpOptions
+
+    try:
+        return SnmpOptions.model_validate({"kind": "snmp", **given})
+    except ValidationError as error:
+        explainer = Explainer(SnmpOptions.model_json_schema())
+        msg = "; ".join(str(explainer.explain(each, given)) for each in error.errors(include_url=False))
+        raise ValueError(msg) from None

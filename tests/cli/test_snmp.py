@@ -420,8 +420,8 @@ def test_wrong_options_of_probe() -> None:
     for words, what in (
         (("--version", "3"), "version 3 needs a user"),
         (("--user", "pg", "--version", "2c"), "belong to version 3"),
-        (("--timeout", "99"), "timeout_s"),
-        (("--user", "pg", "--auth-protocol", "ROT13"), "auth_protocol"),
+        (("--timeout", "99"), "timeout_s: must be 0.5 to 5, got 99.0"),
+        (("--user", "pg", "--auth-protocol", "ROT13"), "auth_protocol: must be MD5, SHA, SHA-224, SHA-256"),
     ):
         ended = said("probe", "127.0.0.1", *words)
         assert (ended.code, what in ended.err) == (64, True), ended.err

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from powerguard.cli.render import Paint, clean, duration, table
-from powerguard.cli.shared import EX_NOTHING, EX_USAGE, fail, print_answer, snmp_secrets
+from powerguard.cli.shared import EX_NOTHING, EX_USAGE, fail, print_answer, snmp_options, snmp_secrets
 from powerguard.core.model.events import OutputSource
 from powerguard.options import SecretError
 from powerguard.ups.profiles.decode import Decoded
@@ -261,9 +259,8 @@ def run_probe(args: argparse.Namespace) -> int:
         return fail(args, verb, f"{args.host}: write {with_port[1]} --port {with_port[2]}", EX_USAGE)
     try:
         options = options_of(args)
-    except ValidationError as error:
-        why = "; ".join(_message(problem) for problem in error.errors())
-        return fail(args, verb, why, EX_USAGE)
+    except ValueError as error:
+        return fail(args, verb, str(error), EX_USAGE)
     if args.save is not None and Path(args.save).exists():
         return fail(args, verb, f"{args.save}: already exists; name a new file", EX_USAGE)
     if args.save is not None and not os.access(Path(args.save).absolute().parent, os.W_OK | os.X_OK):
@@ -288,10 +285,9 @@ def run_probe(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> SnmpOptions:
-    """Return the options as the settings of a source. Raises ValidationError."""
+    """Return the options as the settings of a source. Raises ValueError, whose text is for the operator."""
     version = args.snmp_version or ("2c" if args.user is None else "3")
     given: dict[str, Any] = {
-        "kind": "snmp",
         "host": args.host,
         "port": args.port,
         "version": int(version) if version.isdigit() else version,
@@ -299,12 +295,7 @@ def options_of(args: argparse.Namespace) -> SnmpOptions:
         "user": args.user,
         "profile": args.profile,
     }
-    return SnmpOptions.model_validate(given | snmp_secrets(args))
-
-
-def _message(problem: Any) -> str:  # noqa: ANN401 - pydantic's own
-    where = ".".join(str(part) for part in problem["loc"])
-    return f"{where + ': ' if where else ''}{problem['msg'].removeprefix('Value error, ')}"
+    return snmp_options(given | snmp_secrets(args))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
