@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from powerguard.cli.render import Bar, Paint, amount, clean, duration, fold, say, table
-from powerguard.cli.shared import EX_USAGE, fail, whole
+from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail, whole
 from powerguard.effectors.trainer.effector import sockets_in
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.effectors.trainer.peer import HttpAnswer, TrainerPeer
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 
 
 def places_of(config: str) -> tuple[list[str], str]:
-    """Return the folders that settings and trainers name, and else why there are none."""
-    try:
-        settings = load(Path(config))
-    except SettingsError as error:
-        return [], f"name a folder: {error.problems[0]}"
+    """Return the folders that settings and trainers name, and else why there are none. Raises SettingsError."""
+    settings = load(Path(config))
     trainers = [trainer for trainer in settings.trainers if isinstance(trainer, TrainerOptions)]
     if settings.trainer_sockets is not None:
         known = {trainer.socket_path for trainer in trainers}
@@ -199,7 +196,11 @@ def _list(args: argparse.Namespace) -> int:
 
     verb = f"checkpoints {args.checkpoints_verb}"
     reads = args.checkpoints_verb == "verify" or args.verify
-    places, why = (args.place, "") if args.place else places_of(args.config)
+    try:
+        places, why = (args.place, "") if args.place else places_of(args.config)
+    except SettingsError as error:
+        code = EX_CONFIG if Path(args.config).exists() else EX_USAGE
+        return fail(args, verb, f"name a folder: {error.problems[0]}", code)
     if not places:
         return fail(args, verb, why, EX_USAGE)
     entries: list[Entry] = []

@@ -302,3 +302,11 @@ def test_places_are_what_settings_and_trainers_tell(
 def test_no_place_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoints", "list", "--config", str(tmp_path / "none.yaml")]) == 64
     assert "name a folder" in capsys.readouterr().err
+
+
+def test_settings_with_a_mistake_are_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not wrong options: a script must not report a typing error of the operator."""
+    config = tmp_path / "powerguard.yaml"
+    config.write_text("mode: armedd\n", encoding="utf-8")
+    assert main(["checkpoints", "list", "--config", str(config)]) == 78
+    assert "powerguard.yaml:1:1: ups: is required" in capsys.readouterr().err
