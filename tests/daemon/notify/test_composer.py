@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from powerguard.cli.words import _SENTENCES
 from powerguard.core.model.actions import Action, Conduct, Level, Note
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import Battery, Feed, Maintenance, NetworkLoss, State, Supplied
-from powerguard.daemon.notify.composer import Message, MessageComposer, StepNotes, composed, is_wanted, texts
+from powerguard.daemon.notify.composer import (
+    WATCHED,
+    Message,
+    MessageComposer,
+    StepNotes,
+    composed,
+    is_wanted,
+    texts,
+)
 from powerguard.daemon.notify.messenger import _drill
 from tests.daemon.notify.post import began, ended, note
 from tests.daemon.watched import NOW_S, TRAINER, drilled, scene
@@ -264,6 +273,16 @@ def test_an_order_that_failed_is_named_by_what_it_was_to_do() -> None:
     for action, title in (("TriggerCheckpoint", "a checkpoint failed"), ("Reboot", "an order failed")):
         (result,) = Listener("en").tell(note("action_failed", Level.ERROR, "timed out", action=action))
         assert result.title == f"gpu-01: {title}"
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_alarm_has_a_name_for_people(language: str) -> None:
+    """An alarm without one is called as in the log, in English, whatever the language of the settings."""
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "events.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`([a-z_]+)`", page.partition("The names:")[2].partition("Level:")[0])
+    names = {*listed, *WATCHED, "power_on_given_up"}
+    assert {"power_on_stuck", "overload", "supply_contradicted", "undersized"} <= names
+    assert [name for name in sorted(names) if name.replace("_", " ") not in texts(language)["alarms"]] == []
 
 
 def test_the_languages_say_the_same() -> None:
