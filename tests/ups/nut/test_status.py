@@ -229,6 +229,7 @@ def test_tls_to_upsd_does_not_vouch_for_what_its_driver_reads(variables: dict[st
         ({"driver.name": "usbhid-ups", "driver.parameter.pollfreq": "30"}, ""),
         ({"driver.name": "usbhid-ups", "driver.parameter.pollinterval": "15"}, "every 15 s"),
         ({"driver.name": "usbhid-ups", "driver.parameter.pollinterval": "x" * 9}, ""),
+        ({"driver.name": "apcupsd-ups", "driver.parameter.pollinterval": "60"}, "(use a source of kind apcupsd"),
     ],
 )
 def test_story_10_a_driver_that_polls_too_slowly_is_named(variables: dict[str, str], why: str) -> None:
