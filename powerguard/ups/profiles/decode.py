@@ -187,8 +187,12 @@ def _why_no_runtime(draft: Draft, runtime_s: float) -> str:
 
 
 def _check_charge(draft: Draft) -> None:
-    """A charge of 0 with a good runtime, off battery and without a low battery, means that there is no gauge."""
-    if draft.on_battery or draft.low_battery:
+    """A charge of 0 with a good runtime and without a low battery means that there is no gauge.
+
+    On battery, too: believed there, it would power the host off in the first seconds of every outage. Where a gauge has
+    fallen to 0, the energy account goes on from its last value.
+    """
+    if draft.low_battery:
         return
     lasts = any(value >= _SHORTEST_ON_UTILITY_S for value, _ in draft.candidates.get("runtime_s", ()))
     while draft.numbers.get("charge_pct") == 0 and lasts:

@@ -272,7 +272,10 @@ def test_kilowatts_where_watts_belong() -> None:
 
 def test_a_charge_of_nothing_beside_a_good_runtime() -> None:
     assert decode_case("rfc1628", {f"{U}.2.4.0": 0}).charge_pct is None
-    assert decode_case("rfc1628", {f"{U}.2.4.0": 0, f"{U}.4.1.0": 5}).charge_pct == 0
+    assert decode_case("rfc1628", {f"{U}.2.4.0": 0, f"{U}.4.1.0": 5}).charge_pct is None, (
+        "nor at the beginning of an outage"
+    )
+    assert decode_case("rfc1628", {f"{U}.2.4.0": 0, f"{U}.4.1.0": 5, f"{U}.2.3.0": 0}).charge_pct == 0
     assert decode_case("rfc1628", {f"{U}.2.4.0": 0, f"{U}.2.1.0": 3}).charge_pct == 0
 
 
