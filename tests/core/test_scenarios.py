@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from powerguard.core.decide.transitions import Cause
+from tests.cli.test_words import check_words
 from tests.core.play import Player
 
 FOLDER = Path(__file__).parent.parent / "scenarios"
@@ -59,7 +60,10 @@ def _holds(because: str, numbers: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
 def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
-    """The answers are those of the file, and the logged numbers those of the decision: explain and report show them."""
+    """The answers are those of the file, and the logged numbers those of the decision: explain and report show them.
+
+    Each note has a sentence there, with its own numbers.
+    """
     story, _, expected = path.read_text(encoding="utf-8").partition(f"\n{RULE}\n")
     result = Player().play(story)
     answers = "\n".join([*result.lines, f"= {result.phase}"])
@@ -69,6 +73,7 @@ def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
     assert answers == expected.strip()
     flagged, grade = False, None
     for note in result.notes:
+        check_words(note)
         flagged = flagged or note.event == "battery_low"
         if note.event == "outage_began":
             grade = dict(note.numbers)["grade"]
