@@ -874,6 +874,7 @@ async def test_wrong_settings_exit_78(folder: Path) -> None:
         ("report", 66, "no journal here"),
         ("doctor", 2, "File name too long"),
         ("plan --size", 78, "File name too long"),
+        ("checkpoints list", 64, "name a folder"),
         (
             "discover --only nut --nut-port 1 --deadline 1 --nut /none --apcupsd /none",
             1,

@@ -155,8 +155,8 @@ class Rig:
         self.pids.append(self.process.pid)
         if wait:
             await self.until(self._is_watching, "the daemon to watch UPS and trainers")
-            result = zip(self.trainers, looks, strict=True)
-            await self.until(lambda: all(t.looks > before for t, before in result), "the trainers to be looked at")
+            before = list(zip(self.trainers, looks, strict=True))
+            await self.until(lambda: all(t.looks > count for t, count in before), "the trainers to be looked at")
 
     async def _is_watching(self) -> bool:
         assert self.process is not None

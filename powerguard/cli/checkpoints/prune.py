@@ -182,11 +182,12 @@ def _remover(root: str, args: argparse.Namespace) -> Callable[[Entry], str]:
     def attempt(call: Callable[[], object]) -> str:
         try:
             gate.call(call)
-        except TierError as error:  # must not keep the others
+        except TierError as error:
             return str(error)
         return ""
 
     trouble = attempt(tier.remove_stale)
+    # Each on its own: one that cannot be removed must not keep the others.
     return lambda entry: trouble or attempt(lambda: tier.remove(entry.name))
 
 

@@ -32,7 +32,7 @@ from powerguard.effectors.options import GPU_SOCKET
 from powerguard.effectors.root_client import RootHelper, objects_in
 from powerguard.fields import clean_text
 
-SCHEMA: Final = "powerguard.host/v1"
+SCHEMA: Final = "powerguard.host/v2"
 ANYWAY: Final = "`powerguard recover --unchecked` trains without it"
 _NAMED: Final = 4
 _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
@@ -112,7 +112,7 @@ class FolderLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedFolder:
-    """A folder as it was remembered. current_at: wall time at which a trainer last saved there."""
+    """A folder as it was remembered. current_at: wall time at which it last counted."""
 
     real: str
     mounted: Mounted | None

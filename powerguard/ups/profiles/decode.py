@@ -190,11 +190,14 @@ def _check_charge(draft: Draft) -> None:
     """A charge of 0 with a good runtime and without a low battery means that there is no gauge.
 
     On battery, too: believed there, it would power the host off in the first seconds of every outage. Where a gauge has
-    fallen to 0, the energy account goes on from its last value.
+    fallen to 0, the energy account goes on from its last value. Of two runtimes the cautious one counts there: a
+    runtime that is short confirms the charge.
     """
     if draft.low_battery:
         return
-    lasts = any(value >= _SHORTEST_ON_UTILITY_S for value, _ in draft.candidates.get("runtime_s", ()))
+    runtimes_s = [value for value, _ in draft.candidates.get("runtime_s", ())]
+    least_s = (min if draft.on_battery else max)(runtimes_s, default=0.0)
+    lasts = least_s >= _SHORTEST_ON_UTILITY_S
     while draft.numbers.get("charge_pct") == 0 and lasts:
         draft.next("charge_pct", "0 with a runtime and without a low battery: not measured")
 

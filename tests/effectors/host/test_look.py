@@ -447,7 +447,7 @@ async def test_gpus_that_are_here_and_that_nobody_can_ask(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"schema": "other"}', b"\xff", b'{"schema": "powerguard.host/v1"}']
+    "content", [b"", b"{", b"[]", b'{"schema": "other"}', b"\xff", b'{"schema": "powerguard.host/v2"}']
 )
 async def test_a_memory_that_does_not_hold_together_is_told_and_believed_in_nothing(
     tmp_path: Path, content: bytes, golden: Golden

@@ -279,6 +279,14 @@ def test_a_charge_of_nothing_beside_a_good_runtime() -> None:
     assert decode_case("rfc1628", {f"{U}.2.4.0": 0, f"{U}.2.1.0": 3}).charge_pct == 0
 
 
+def test_a_short_runtime_confirms_a_charge_of_nothing_on_battery() -> None:
+    """Of two families the cautious one counts: 0 s and 0 % by one of them are believed beside 2100 s of the other."""
+    empty = {f"{U}.4.1.0": 5, f"{U}.2.4.0": 0, f"{A}.4.1.1.0": 3, f"{A}.2.2.1.0": 0, f"{A}.2.3.1.0": 0}
+    decoded = decode(PROFILES, {**walk("rfc1628"), **walk("apc"), **empty, f"{A}.2.2.3.0": 0})
+    assert (decoded.charge_pct, decoded.runtime_s) == (0, 0)
+    assert decode(PROFILES, {**walk("rfc1628"), **walk("apc"), **empty}).charge_pct is None
+
+
 def test_witnesses_that_a_family_gets_wrong_are_silenced() -> None:
     rfc1628 = load_profiles(None).by_name["rfc1628"]
     lying = rfc1628.model_copy(update={"rank": 20, "on_battery": OnBatteryWitnesses(confirm_by=[])})
