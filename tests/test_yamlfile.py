@@ -155,9 +155,9 @@ def test_what_an_editor_does_not_show_and_a_computer_does_not_hold(text: str, pr
     ],
 )
 def test_bad_syntax_is_explained(text: str, place: str, hint: str) -> None:
-    (mistakes_found,) = problems(text)
-    assert mistakes_found.startswith(place)
-    assert hint in mistakes_found
+    (found,) = problems(text)
+    assert found.startswith(place)
+    assert hint in found
 
 
 def test_no_value_is_quoted_in_a_problem() -> None:

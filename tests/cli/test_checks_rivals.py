@@ -37,7 +37,7 @@ def put(root: Path, name: str, text: str, mode: int = 0o644) -> Path:
     return path
 
 
-async def result(root: Path, *active: str, armed: bool = True, cuts: bool = True) -> list[tuple[str, str]]:
+async def verdicts(root: Path, *active: str, armed: bool = True, cuts: bool = True) -> list[tuple[str, str]]:
     found = await findings(armed=armed, cuts=cuts, spawn=units(*active), root=root)  # type: ignore[arg-type]
     assert all(each.fix or each.verdict == "PASS" for each in found)
     return [(each.name, each.verdict) for each in found]
@@ -53,7 +53,7 @@ async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
     put(tmp_path, f"{FOLDER}/mdadm.shutdown", "#!/bin/sh\nmdadm --wait-clean\n", 0o755)
     put(tmp_path, f"{FOLDER}/powerguard", "#!/bin/sh\n# never upsdrvctl or killpower\n", 0o755)
     put(tmp_path, "etc/nut/upsmon.conf", 'SHUTDOWNCMD "/sbin/shutdown -h +0"\nPOWERDOWNFLAG /etc/killpower\n')
-    assert await result(tmp_path) == NOBODY
+    assert await verdicts(tmp_path) == NOBODY
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
 async def test_upsmon(tmp_path: Path, conf: str | None, expected: list[tuple[str, str]], *, armed: bool) -> None:
     if conf is not None:
         put(tmp_path, "etc/nut/upsmon.conf", conf)
-    assert await result(tmp_path, "nut-monitor.service", armed=armed) == expected
+    assert await verdicts(tmp_path, "nut-monitor.service", armed=armed) == expected
 
 
 @pytest.mark.parametrize("folder", ["etc/nut", "etc/ups", "usr/local/ups/etc"])
@@ -77,7 +77,7 @@ async def test_upsmon_is_read_where_its_package_keeps_its_settings(tmp_path: Pat
     """Debian's folder, that of Red Hat and SUSE, and that of NUT's own sources."""
     put(tmp_path, f"{FOLDER}/nutshutdown", NUT_HOOK, 0o755)
     put(tmp_path, f"{folder}/upsmon.conf", 'SHUTDOWNCMD "/sbin/shutdown -h +0"\n')
-    assert await result(tmp_path, "nut-monitor.service") == [("rivals.upsmon", "FAIL")]
+    assert await verdicts(tmp_path, "nut-monitor.service") == [("rivals.upsmon", "FAIL")]
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ async def test_nuts_hook(
     put(tmp_path, "etc/nut/upsmon.conf", flag)
     if left:
         put(tmp_path, "etc/killpower", "upsmon-shutdown-file")
-    assert await result(tmp_path, *(("nut-client.service",) if active else ()), cuts=cuts) == expected
+    assert await verdicts(tmp_path, *(("nut-client.service",) if active else ()), cuts=cuts) == expected
 
 
 async def test_a_hook_that_is_not_executable_is_off(tmp_path: Path) -> None:
     put(tmp_path, f"{FOLDER}/nutshutdown", NUT_HOOK)
     put(tmp_path, "etc/nut/upsmon.conf", "POWERDOWNFLAG /etc/killpower\n")
-    assert await result(tmp_path, "nut-monitor.service") == NOBODY
+    assert await verdicts(tmp_path, "nut-monitor.service") == NOBODY
 
 
 async def test_apcupsd(tmp_path: Path, golden: Golden) -> None:
@@ -111,14 +111,14 @@ async def test_apcupsd(tmp_path: Path, golden: Golden) -> None:
     put(tmp_path, f"{FOLDER}/apcupsd_shutdown", APC_HOOK, 0o755)
     put(tmp_path, "etc/apcupsd/apccontrol", "#!/bin/sh\nshutdown -h now\n")
     put(tmp_path, "etc/apcupsd/apcupsd.conf", "## apcupsd.conf v1.1 ##\nKILLDELAY 20\nPWRFAILDIR /var/run/apc\n")
-    assert await result(tmp_path, "apcupsd.service") == [
+    assert await verdicts(tmp_path, "apcupsd.service") == [
         ("rivals.apcupsd", "FAIL"),
         ("rivals.apcupsd", "FAIL"),
         ("rivals.hook", "FAIL"),
     ]
     put(tmp_path, "etc/apcupsd/apccontrol", "#!/bin/sh\n# apccontrol for hosts where powerguard decides\n")
     put(tmp_path, "etc/apcupsd/apcupsd.conf", "KILLDELAY 0\n")
-    assert await result(tmp_path, "apcupsd.service") == [("rivals.hook", "FAIL")]
+    assert await verdicts(tmp_path, "apcupsd.service") == [("rivals.hook", "FAIL")]
     put(tmp_path, "etc/apcupsd/powerfail", "")
     found = await findings(armed=True, cuts=True, spawn=units(), root=tmp_path)  # type: ignore[arg-type]
     golden("doctor", found[0].text)
@@ -130,9 +130,9 @@ async def test_an_apcupsd_whose_own_apccontrol_asks_us(tmp_path: Path) -> None:
     put(tmp_path, "etc/apcupsd/apccontrol", "#!/bin/sh\nshutdown -h now\n", 0o755)
     ours = put(tmp_path, "usr/lib/powerguard/apcupsd/powerguard-event", "#!/bin/sh\n# asks powerguard\n", 0o755)
     (tmp_path / "etc/apcupsd/doshutdown").symlink_to(ours)
-    assert await result(tmp_path, "apcupsd.service") == NOBODY
+    assert await verdicts(tmp_path, "apcupsd.service") == NOBODY
     ours.chmod(0o644)
-    assert await result(tmp_path, "apcupsd.service") == [("rivals.apcupsd", "FAIL")]
+    assert await verdicts(tmp_path, "apcupsd.service") == [("rivals.apcupsd", "FAIL")]
 
 
 async def test_systemd_that_cannot_be_asked_and_files_that_are_none(tmp_path: Path) -> None:

@@ -233,10 +233,14 @@ async def test_the_charge_at_which_a_card_returns_is_asked(
     assert re.search(rf"\b{restart_pct} %", text_of(checks, "ups.127.0.0.1"))
 
 
-@pytest.mark.parametrize(("expected", "part"), [(1, "would not be seen"), (7, "would not be seen"), (9, "on bypass")])
-async def test_a_card_that_answers_and_shows_no_outage_does_not_pass(folder: Path, expected: int, part: str) -> None:
+@pytest.mark.parametrize(
+    ("output_status", "part"), [(1, "would not be seen"), (7, "would not be seen"), (9, "on bypass")]
+)
+async def test_a_card_that_answers_and_shows_no_outage_does_not_pass(
+    folder: Path, output_status: int, part: str
+) -> None:
     """upsBasicOutputStatus: unknown, off, bypass. Doctor runs before the daemon, which has an alarm for each."""
-    values = table("apc") | {"1.3.6.1.4.1.318.1.1.1.4.1.1.0": sim.integer(expected)}
+    values = table("apc") | {"1.3.6.1.4.1.318.1.1.1.4.1.1.0": sim.integer(output_status)}
     async with SnmpAgent(lambda: values, community=COMMUNITY) as ups:
         _, checks, _ = await doctor(
             settings(folder, snmp=ups.port, bmc=9, timeout_s=5.0), "--socket", f"{folder}/none.sock"

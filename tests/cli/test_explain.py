@@ -447,10 +447,10 @@ def test_a_journal_that_is_closed_to_the_reader(
         run(verb, "--journal", path)  # The other user may not read the modules that a verb imports when it is called.
     os.seteuid(65534)
     try:
-        given = {verb: run(verb, "--journal", path) for verb in verbs}
+        ended = {verb: run(verb, "--journal", path) for verb in verbs}
     finally:
         os.seteuid(0)
-    for verb, (code, _, err) in given.items():
+    for verb, (code, _, err) in ended.items():
         assert code == 66
         golden(verb, err)
 

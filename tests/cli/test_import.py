@@ -48,11 +48,11 @@ class Ended:
     @property
     def warned(self) -> dict[str, list[int]]:
         """Names of the warnings, each with its lines; 0 where it has none."""
-        given: dict[str, list[int]] = {}
+        noted: dict[str, list[int]] = {}
         for one in self.object["warnings"]:
             line = one["where"].rpartition(":")[2]
-            given.setdefault(one["name"], []).append(int(line) if line.isdecimal() else 0)
-        return given
+            noted.setdefault(one["name"], []).append(int(line) if line.isdecimal() else 0)
+        return noted
 
 
 def imported(*words: object) -> Ended:

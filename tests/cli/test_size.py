@@ -460,13 +460,13 @@ def test_any_text_is_an_amount_or_told_not_to_be(text: str) -> None:
         lambda: seconds("--x", text, 0.0, 1e6),
         lambda: len(table("--x", text)),
     ):
-        expected = ""
+        message = ""
         value = 0.0
         try:
             value = parse()
         except AmountError as error:
-            expected = str(error)
-        assert expected == "" or expected.startswith("--x: ")
+            message = str(error)
+        assert message == "" or message.startswith("--x: ")
         assert 0.0 <= value < 1e17
 
 

@@ -20,9 +20,9 @@ def near(value: float) -> object:
     return pytest.approx(value, rel=1e-9, abs=1e-12)
 
 
-def reading(at_s: float, *, on_battery: bool = True, **answer: Any) -> Reading:  # noqa: ANN401 - fields of a Reading
+def reading(at_s: float, *, on_battery: bool = True, **fields: Any) -> Reading:  # noqa: ANN401 - fields of a Reading
     source = OutputSource.BATTERY if on_battery else OutputSource.UTILITY
-    return Reading(at_s=at_s, ups="ups", source="snmp", **{"output_source": source, **answer})
+    return Reading(at_s=at_s, ups="ups", source="snmp", **{"output_source": source, **fields})
 
 
 def entered(battery: Battery, now: Reading, last: Reading | None = None, **how: Any) -> Battery:  # noqa: ANN401 - of account()
@@ -119,7 +119,7 @@ def test_a_load_never_told_counts_as_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "used", "left"),
+    ("fields", "used", "left"),
     [
         ({"charge_pct": 100.0}, 0.0, 0.75),
         ({"charge_pct": 80.0}, 0.2, 0.55),
@@ -130,10 +130,10 @@ def test_a_load_never_told_counts_as_full() -> None:
         ({"charge_pct": 100.0, "load_pct": 75.0, "runtime_s": 180.0}, 0.0, 0.5),
     ],
 )
-def test_first_contact(expected: dict[str, Any], used: float, left: float) -> None:
+def test_first_contact(fields: dict[str, Any], used: float, left: float) -> None:
     """1 - charge but at most H, or half of H where the charge is not told; e is the smallest of the three terms."""
     for on_battery in (True, False):
-        battery = entered(Battery(at_s=0.0), reading(10.0, on_battery=on_battery, **expected))
+        battery = entered(Battery(at_s=0.0), reading(10.0, on_battery=on_battery, **fields))
         assert (battery.used, battery.left) == (near(used), near(left))
         assert battery.at_s == 10.0
 
@@ -562,10 +562,10 @@ def test_off_takes_nothing_either() -> None:
 # --- What was presumed, and glitches --------------------------------------------------------------------------------
 
 
-def first_readings(*answer: dict[str, Any], on_battery: bool = False) -> Battery:
+def first_readings(*readings: dict[str, Any], on_battery: bool = False) -> Battery:
     """Enter these readings, one a second, at a daemon that knows nothing."""
     battery, last = Battery(at_s=100.0), None
-    for at_s, fields in enumerate(answer, start=101):
+    for at_s, fields in enumerate(readings, start=101):
         now = reading(float(at_s), on_battery=on_battery, **fields)
         battery, last = entered(battery, now, last), now
     return battery

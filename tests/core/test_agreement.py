@@ -23,10 +23,10 @@ def says(at_s: float, name: str, word: str, fields: dict[str, Any] | None = None
     return Reading(at_s=at_s, ups="ups", source=name, output_source=OutputSource(word), **(fields or {}))
 
 
-def after(*result: ReportedLine, feed: Feed | None = None) -> Feed:
+def after(*readings: ReportedLine, feed: Feed | None = None) -> Feed:
     """Return the feed after readings: (when, source, output source, other fields)."""
     feed = Feed() if feed is None else feed
-    for each in result:
+    for each in readings:
         feed = fusion.observe(POLICY, feed, says(*each))
     return feed
 
@@ -113,11 +113,11 @@ def test_news_of_utility_holds_up_a_commit_while_the_others_may_lag(back_s: floa
     assert fusion.contradicts_commit(POLICY, feed, 4.0 + back_s) is counts
 
 
-def frozen(until_s: float, *, moves_at_s: float = 0.0, **answer: Any) -> Feed:  # noqa: ANN401 - fields of a reading
+def frozen(until_s: float, *, moves_at_s: float = 0.0, **fields: Any) -> Feed:  # noqa: ANN401 - fields of a reading
     """Return the feed after both saw a battery that ended at second 4: `nut` goes on to repeat what it said before."""
     feed, at_s = DARK, 4.0
     while at_s <= until_s:
-        gauge = {"charge_pct": 90.0, "runtime_s": 500.0 - (at_s >= moves_at_s > 0.0), "input_present": False, **answer}
+        gauge = {"charge_pct": 90.0, "runtime_s": 500.0 - (at_s >= moves_at_s > 0.0), "input_present": False, **fields}
         feed = after((at_s, "nut", "battery", gauge), (at_s + 0.5, "snmp", "utility"), feed=feed)
         at_s += 1.0
     return feed
@@ -275,10 +275,10 @@ def test_lost_is_the_feed_when_all_its_sources_are() -> None:
 THREE = make_policy(["sources=3", "table=50:540,75:360,100:240"])
 
 
-def of_three(*result: ReportedLine) -> Feed:
+def of_three(*readings: ReportedLine) -> Feed:
     """Return the feed of three sources after readings; the first one named is asked first in every vote."""
     feed = Feed()
-    for each in result:
+    for each in readings:
         feed = fusion.observe(THREE, feed, says(*each))
     return feed
 
@@ -446,7 +446,7 @@ def test_a_battery_with_its_own_witness_counts_on_beside_them_and_they_hold_up_t
 
 
 @pytest.mark.parametrize(
-    "expected",
+    "fields",
     [
         {"on_battery_s": 5.0},
         {"input_present": False},
@@ -455,9 +455,9 @@ def test_a_battery_with_its_own_witness_counts_on_beside_them_and_they_hold_up_t
         {"runtime_s": 540.0},
     ],
 )
-def test_a_doubt_ends_with_the_first_thing_that_speaks_for_the_source(expected: dict[str, Any]) -> None:
+def test_a_doubt_ends_with_the_first_thing_that_speaks_for_the_source(fields: dict[str, Any]) -> None:
     """A gauge that rests at 100 % for minutes made it doubted; what empties proves it right."""
-    feed = after((184.8, "nut", "battery", {"charge_pct": 100.0, "runtime_s": 600.0} | expected), feed=stuck())
+    feed = after((184.8, "nut", "battery", {"charge_pct": 100.0, "runtime_s": 600.0} | fields), feed=stuck())
     assert not any(each.doubted for each in feed.heard)
 
 
@@ -622,13 +622,13 @@ def test_unknown_with_the_same_two_witnesses_is_battery_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "expected", [{"on_battery_s": 0.0, "input_present": False}, {"input_present": False}, {"on_battery_s": 5.0}]
+    "fields", [{"on_battery_s": 0.0, "input_present": False}, {"input_present": False}, {"on_battery_s": 5.0}]
 )
-def test_one_witness_against_the_word_is_not_enough(expected: dict[str, Any]) -> None:
+def test_one_witness_against_the_word_is_not_enough(fields: dict[str, Any]) -> None:
     policy = replace(POLICY, sources=1)
     feed = Feed()
     for at_s in (1.0, 2.0, 3.0):
-        feed = fusion.observe(policy, feed, says(at_s, "snmp", "utility", expected))
+        feed = fusion.observe(policy, feed, says(at_s, "snmp", "utility", fields))
     assert feed.supply is UTILITY
 
 

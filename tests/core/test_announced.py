@@ -17,11 +17,11 @@ DELAY_S = ALONE.fsd_delay_s
 ReportedLine = tuple[float, str, str] | tuple[float, str, str, dict[str, Any]]
 
 
-def seen(*result: ReportedLine, feed: Feed | None = None) -> Feed:
+def seen(*readings: ReportedLine, feed: Feed | None = None) -> Feed:
     """Return the feed after readings of "nut" alone: (when, source, output source, other fields)."""
     feed = Feed() if feed is None else feed
-    policy = BOTH if feed.heard or {source for _, source, *_ in result} != {"nut"} else ALONE
-    for at_s, source, word, *fields in result:
+    policy = BOTH if feed.heard or {source for _, source, *_ in readings} != {"nut"} else ALONE
+    for at_s, source, word, *fields in readings:
         extra = fields[0] if fields else {}
         reading = Reading(at_s=at_s, ups="ups", source=source, output_source=OutputSource(word), **extra)
         feed = fusion.observe(policy, feed, reading)
@@ -132,13 +132,13 @@ def test_the_silence_of_its_source_takes_no_order_back() -> None:
     assert seen((121.0, "nut", "utility"), feed=once).fsd_at_s is None, "it has said so twice itself"
 
 
-@pytest.mark.parametrize("expected", [{"forced_shutdown": True}, {"output_off_in_s": 20.0}])
-def test_what_did_not_come_is_spent_when_its_source_is_lost(expected: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"forced_shutdown": True}, {"output_off_in_s": 20.0}])
+def test_what_did_not_come_is_spent_when_its_source_is_lost(fields: dict[str, Any]) -> None:
     """Five minutes after the output should have gone; a card that is dead for good cannot take back what it said."""
     calm = seen((1.0, "snmp", "utility"), (1.1, "nut", "utility"))
-    again = {"output_off_in_s": 19.5} if "output_off_in_s" in expected else expected
-    feed = seen((2.0, "nut", "utility", expected), (2.5, "nut", "utility", again), feed=calm)
-    end_s = 22.0 if "output_off_in_s" in expected else 2.0 + DELAY_S
+    again = {"output_off_in_s": 19.5} if "output_off_in_s" in fields else fields
+    feed = seen((2.0, "nut", "utility", fields), (2.5, "nut", "utility", again), feed=calm)
+    end_s = 22.0 if "output_off_in_s" in fields else 2.0 + DELAY_S
     assert {feed.countdown_at_s, feed.fsd_at_s} == {end_s, None}
     silent = seen((end_s + 301.0, "snmp", "utility"), feed=feed)
     assert {silent.countdown_at_s, silent.fsd_at_s} == {end_s, None}, "silent, and not known to be lost"
@@ -146,8 +146,8 @@ def test_what_did_not_come_is_spent_when_its_source_is_lost(expected: dict[str, 
     for at_s, ends in ((end_s + 300.0, {end_s, None}), (end_s + 300.1, {None})):
         later = seen((at_s, "snmp", "utility"), feed=gone)
         assert {later.countdown_at_s, later.fsd_at_s} == ends
-    back = seen((end_s + 400.0, "nut", "utility", expected), feed=gone)
-    says = {end_s, None} if "forced_shutdown" in expected else {None}
+    back = seen((end_s + 400.0, "nut", "utility", fields), feed=gone)
+    says = {end_s, None} if "forced_shutdown" in fields else {None}
     assert {back.countdown_at_s, back.fsd_at_s} == says, "it is there again: a countdown must be seen to fall again"
 
 

@@ -226,18 +226,18 @@ def test_nothing_makes_a_battery_better_than_new_or_worse_than_none(
 
 def test_what_says_the_same_as_before_is_not_written_again() -> None:
     """The state is journalled: a reading each second that brings nothing new leaves the very same model."""
-    given = {"used": 0.1, "gap_s": 1.0, "steady": True, "low": False}
-    first = learning.learn_on_battery(POLICY, BatteryModel(), reading(0.0, 90.0), **given)  # type: ignore[arg-type]
-    assert learning.learn_on_battery(POLICY, first, reading(1.0, 90.0), **given) is first  # type: ignore[arg-type]
-    assert learning.learn_on_battery(POLICY, first, reading(1.0, 89.0), **given) is not first  # type: ignore[arg-type]
+    values = {"used": 0.1, "gap_s": 1.0, "steady": True, "low": False}
+    first = learning.learn_on_battery(POLICY, BatteryModel(), reading(0.0, 90.0), **values)  # type: ignore[arg-type]
+    assert learning.learn_on_battery(POLICY, first, reading(1.0, 90.0), **values) is first  # type: ignore[arg-type]
+    assert learning.learn_on_battery(POLICY, first, reading(1.0, 89.0), **values) is not first  # type: ignore[arg-type]
 
 
 # --- Slope ------------------------------------------------------------------------------------------------------
 
 
-def slope_after(*value: tuple[float, float | None, bool]) -> float | None:
+def slope_after(*samples: tuple[float, float | None, bool]) -> float | None:
     model = BatteryModel()
-    for at_s, runtime_s, steady in value:
+    for at_s, runtime_s, steady in samples:
         model = learning.learn_on_battery(
             POLICY, model, reading(at_s, 90.0, runtime_s), used=0.0, gap_s=1.0, steady=steady, low=False
         )

@@ -31,15 +31,15 @@ BOTH = policy("feed=a", "feed=b", "minimum_supplies=2")
 ALONE = policy()
 
 
-def says(at_s: float, ups: str, word: str, **answer: Any) -> Reading:  # noqa: ANN401 - any field of a reading
-    fields = {"charge_pct": 100.0, "load_pct": 50.0, "runtime_s": 540.0, **answer}
+def says(at_s: float, ups: str, word: str, **more: Any) -> Reading:  # noqa: ANN401 - any field of a reading
+    fields = {"charge_pct": 100.0, "load_pct": 50.0, "runtime_s": 540.0, **more}
     return Reading(at_s=at_s, ups=ups, source="snmp", output_source=OutputSource(word), **fields)
 
 
-def after(made: Policy, *reading: Reading | SourceFailed | Tick, state: State | None = None) -> State:
+def after(made: Policy, *events: Reading | SourceFailed | Tick, state: State | None = None) -> State:
     """Return the state after these events, through the whole machine."""
     state = restore(made, None, 0.0).state if state is None else state
-    for each in reading:
+    for each in events:
         state = step(made, state, each).state
     return state
 
@@ -93,10 +93,10 @@ def test_two_power_supplies_on_one_of_them_count_twice() -> None:
 def test_a_host_that_the_other_one_feeds_is_spared_though_it_would_be_overloaded() -> None:
     """Training pauses while the first battery lasts; no power-off comes, and none may be forecast."""
 
-    def spared(*reading: Reading) -> bool:
-        state = after(ONE_OF_TWO, *(replace(each, load_pct=60.0) for each in (*CALM, *reading)))
+    def spared(*readings: Reading) -> bool:
+        state = after(ONE_OF_TWO, *(replace(each, load_pct=60.0) for each in (*CALM, *readings)))
         assert state.feed.supply is BATTERY
-        now_s = reading[-1].at_s
+        now_s = readings[-1].at_s
         return conditions.is_spared(ONE_OF_TWO, state, conditions.outage_budget(ONE_OF_TWO, state, now_s))
 
     assert spared(*A_OUT)
@@ -203,8 +203,8 @@ def test_one_whose_load_moves_as_it_falls_silent_has_ended() -> None:
 @pytest.mark.parametrize("word", ["bypass", "unknown", ""])
 def test_what_is_unknown_supplies_a_host_that_needs_it_and_runs(word: str) -> None:
     """In bypass for maintenance, a driver that says WAIT, or a card that has not answered since the start."""
-    result = (says(1.5, "b", word),) if word else (lost(1.5, "b"),)
-    state = after(BOTH, says(1.0, "a", "utility"), *result, says(2.0, "a", "battery"), says(3.0, "a", "battery"))
+    readings = (says(1.5, "b", word),) if word else (lost(1.5, "b"),)
+    state = after(BOTH, says(1.0, "a", "utility"), *readings, says(2.0, "a", "battery"), says(3.0, "a", "battery"))
     assert state.feed.supply is BATTERY
     assert lasts_s(BOTH, state, 3.0) == pytest.approx(alone(0.75, 0.5), rel=0.02)
 
@@ -442,15 +442,15 @@ def test_the_load_of_the_first_that_ends_moves_to_the_rest() -> None:
     first_s = alone(0.5, 0.4)
     rest = budget.usable(ALONE, 0.8) - first_s / account.tau_s(ALONE.runtime_table, 0.4)
     expected_s = first_s + rest * account.tau_s(ALONE.runtime_table, 0.8)
-    result = (("a", 0.5, 0.4, BATTERY), ("b", 0.8, 0.4, BATTERY))
-    assert lasting(ONE_OF_TWO, *result) == pytest.approx(expected_s)
-    assert lasting(BOTH, *result) == pytest.approx(first_s)
+    batteries = (("a", 0.5, 0.4, BATTERY), ("b", 0.8, 0.4, BATTERY))
+    assert lasting(ONE_OF_TWO, *batteries) == pytest.approx(expected_s)
+    assert lasting(BOTH, *batteries) == pytest.approx(first_s)
 
 
 def test_a_rest_that_is_overloaded_ends_with_the_first() -> None:
     """60 % and 60 % is more than one of them carries."""
-    result = (("a", 0.5, 0.6, BATTERY), ("b", 0.8, 0.6, BATTERY))
-    assert lasting(ONE_OF_TWO, *result) == pytest.approx(alone(0.5, 0.6))
+    batteries = (("a", 0.5, 0.6, BATTERY), ("b", 0.8, 0.6, BATTERY))
+    assert lasting(ONE_OF_TWO, *batteries) == pytest.approx(alone(0.5, 0.6))
 
 
 def test_three_feeds_end_one_after_the_other() -> None:
@@ -461,13 +461,13 @@ def test_three_feeds_end_one_after_the_other() -> None:
     two_s = b * account.tau_s(tau, 0.45)
     c -= two_s / account.tau_s(tau, 0.45)
     expected_s = one_s + two_s + c * account.tau_s(tau, 0.9)
-    result = (("a", 0.3, 0.3, BATTERY), ("b", 0.5, 0.3, BATTERY), ("c", 0.9, 0.3, BATTERY))
-    assert lasting(made, *result) == pytest.approx(expected_s)
+    batteries = (("a", 0.3, 0.3, BATTERY), ("b", 0.5, 0.3, BATTERY), ("c", 0.9, 0.3, BATTERY))
+    assert lasting(made, *batteries) == pytest.approx(expected_s)
 
 
 def test_on_utility_the_sums_are_those_of_an_outage_that_begins_now() -> None:
-    result = (("a", 0.8, 0.5, UTILITY), ("b", 0.8, 0.5, UTILITY))
-    assert lasting(ONE_OF_TWO, *result) == pytest.approx(alone(0.8, 0.5))
+    batteries = (("a", 0.8, 0.5, UTILITY), ("b", 0.8, 0.5, UTILITY))
+    assert lasting(ONE_OF_TWO, *batteries) == pytest.approx(alone(0.8, 0.5))
 
 
 def test_a_pause_lengthens_it_for_all() -> None:

@@ -16,11 +16,11 @@ THREE = policy("feed=a", "feed=b", "feed=c")
 UTILITY, BATTERY, UNKNOWN = Supply.UTILITY, Supply.BATTERY, Supply.UNKNOWN
 
 
-def each(name: str, supply: Supply, left: float | None = None, load: float | None = None, **answer: Any) -> Supplied:  # noqa: ANN401 - any field of a reading
+def each(name: str, supply: Supply, left: float | None = None, load: float | None = None, **fields: Any) -> Supplied:  # noqa: ANN401 - any field of a reading
     word = "unknown" if supply is UNKNOWN else supply.value
     battery = Battery(used=0.0, left=left, load=load, health=1.0)
     return Supplied(
-        ups=name, feed=Feed(supply=supply, since_s=0.0, reading=says(0.0, name, word, **answer)), battery=battery
+        ups=name, feed=Feed(supply=supply, since_s=0.0, reading=says(0.0, name, word, **fields)), battery=battery
     )
 
 
@@ -32,7 +32,7 @@ def test_one_that_is_first_heard_of_by_its_silence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "word"),
+    ("fields", "word"),
     [
         ({"testing": True}, BATTERY),
         ({"calibrating": True}, BATTERY),
@@ -41,10 +41,10 @@ def test_one_that_is_first_heard_of_by_its_silence() -> None:
         ({}, UTILITY),
     ],
 )
-def test_a_battery_that_is_tested_while_another_one_carries(expected: dict[str, Any], word: Supply) -> None:
+def test_a_battery_that_is_tested_while_another_one_carries(fields: dict[str, Any], word: Supply) -> None:
     """It counts as battery, unless its input is seen to be there: nobody knows whether it could stop."""
     tested = each("b", UTILITY, 1.0, 0.5)
-    tested = replace(tested, feed=replace(tested.feed, reading=says(0.0, "b", "battery", **expected)))
+    tested = replace(tested, feed=replace(tested.feed, reading=says(0.0, "b", "battery", **fields)))
     assert feeds.supply_of((each("a", BATTERY), tested), tested) is word
     unread = replace(tested, feed=replace(tested.feed, reading=None))
     assert feeds.supply_of((each("a", BATTERY), unread), unread) is UTILITY
@@ -65,11 +65,11 @@ def test_who_takes_over_how_much_of_a_load() -> None:
 
 
 def test_those_that_are_missing_are_named_with_why() -> None:
-    result = (says(0.0, "a", "utility"), says(0.1, "b", "utility"), says(0.2, "c", "utility"))
+    readings = (says(0.0, "a", "utility"), says(0.1, "b", "utility"), says(0.2, "c", "utility"))
     out = (says(2.0, "a", "battery"), says(2.1, "b", "bypass"), says(3.0, "a", "battery"))
-    assert feeds.redundancy_lost(after(THREE, *result, *out)) == "a (on battery), b (bypass)"
+    assert feeds.redundancy_lost(after(THREE, *readings, *out)) == "a (on battery), b (bypass)"
     assert feeds.redundancy_lost(
-        after(THREE, *result, lost(2.0, "c"), says(2.1, "a", "off"), says(3.1, "a", "off"))
+        after(THREE, *readings, lost(2.0, "c"), says(2.1, "a", "off"), says(3.1, "a", "off"))
     ) == ("a (off)"), "one that is silent while nothing else is out keeps its last word"
 
 
@@ -96,8 +96,8 @@ def test_the_word_is_that_of_the_host_and_not_of_one_feed() -> None:
 def test_the_runtime_is_that_of_the_batteries_that_carry() -> None:
     """One that charges on utility may say less; what it says counts only where none is on battery."""
     low = {"runtime_s": 200.0}
-    result = (says(2.0, "a", "battery"), says(2.5, "b", "utility", **low), says(3.0, "a", "battery"))
-    out = after(BOTH, *CALM, *result).feed.reading
+    readings = (says(2.0, "a", "battery"), says(2.5, "b", "utility", **low), says(3.0, "a", "battery"))
+    out = after(BOTH, *CALM, *readings).feed.reading
     assert out is not None
     assert (out.output_source, out.runtime_s) == ("battery", 540.0)
     calm = after(BOTH, *CALM, says(2.5, "b", "utility", **low)).feed.reading
@@ -238,16 +238,16 @@ def test_settings_that_come_to_name_another_ups_begin_anew() -> None:
 
 
 def test_an_outage_begins_when_the_last_of_them_fell_silent() -> None:
-    result = (says(2.0, "a", "battery"), says(3.0, "a", "battery"), lost(5.0, "b"))
-    feed = after(ONE_OF_TWO, *CALM, *result).feed
+    readings = (says(2.0, "a", "battery"), says(3.0, "a", "battery"), lost(5.0, "b"))
+    feed = after(ONE_OF_TWO, *CALM, *readings).feed
     assert (feed.supply, feed.since_s) == (BATTERY, 5.0)
 
 
 def test_every_warning_of_any_feed_is_in_the_reading_of_all() -> None:
     bad = {"input_present": False, "low_battery": True, "forced_shutdown": True}
     good = {"input_present": True, "output_off_in_s": 50.0}
-    result = (says(2.0, "a", "battery", **bad), says(2.5, "b", "utility", **good), says(3.0, "a", "battery", **bad))
-    state = after(BOTH, *CALM, *result, says(3.5, "b", "utility", **good))
+    readings = (says(2.0, "a", "battery", **bad), says(2.5, "b", "utility", **good), says(3.0, "a", "battery", **bad))
+    state = after(BOTH, *CALM, *readings, says(3.5, "b", "utility", **good))
     whole = state.feed.reading
     assert whole is not None
     assert (whole.at_s, whole.ups, whole.output_source) == (3.5, "b", "battery")

@@ -16,8 +16,8 @@ def test_a_source_that_cannot_be_forged_holds_up_the_commit_of_its_feed() -> Non
     def sourced(made: Policy) -> Policy:
         return replace(made, feeds=tuple(replace(each, policy=replace(each.policy, sources=2)) for each in made.feeds))
 
-    def word(at_s: float, ups: str, source: str, text: str, **answer: Any) -> Reading:  # noqa: ANN401 - as in says
-        return replace(says(at_s, ups, text, **answer), source=source)
+    def word(at_s: float, ups: str, source: str, text: str, **fields: Any) -> Reading:  # noqa: ANN401 - as in says
+        return replace(says(at_s, ups, text, **fields), source=source)
 
     found = []
     for at_s in (2.0, 3.0, 4.0):

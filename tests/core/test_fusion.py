@@ -20,8 +20,8 @@ def seen(*answer: tuple[float, str] | tuple[float, str, dict[str, Any]], feed: F
     feed = Feed() if feed is None else feed
     for at_s, source, *fields in answer:
         extra = fields[0] if fields else {}
-        reading = Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **extra)
-        feed = fusion.observe(POLICY, feed, reading)
+        readings = Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **extra)
+        feed = fusion.observe(POLICY, feed, readings)
     return feed
 
 
@@ -198,16 +198,16 @@ def test_a_self_test_longer_than_a_minute_is_an_outage_and_a_calibration_is_not(
 
 
 @pytest.mark.parametrize(
-    ("calm_s", "expected", "supply"),
+    ("calm_s", "fields", "supply"),
     [(61.0, {}, UTILITY), (61.1, {}, BATTERY), (900.0, {}, BATTERY), (900.0, {"input_present": True}, UTILITY)],
 )
 def test_a_calibration_that_stood_on_utility_for_a_minute_is_a_stuck_flag(
-    calm_s: float, expected: dict[str, Any], supply: Supply
+    calm_s: float, fields: dict[str, Any], supply: Supply
 ) -> None:
     """CAL that was never cleared, of a UPS on a cable that measures no input: its outages are outages."""
     flag = {"calibrating": True}
     calm = seen((0.0, "utility"), (1.0, "utility", flag), (calm_s - 1.0, "utility", flag), (calm_s, "utility", flag))
-    battery = [(calm_s + at_s, "battery", flag | expected) for at_s in (1.0, 2.0, 3.0, 200.0)]
+    battery = [(calm_s + at_s, "battery", flag | fields) for at_s in (1.0, 2.0, 3.0, 200.0)]
     for count in (2, 3, 4):
         assert seen(*battery[:count], feed=calm).supply is supply
 

@@ -21,9 +21,9 @@ def says(at_s: float, word: str, fields: dict[str, Any] | None = None, source: s
     return Reading(at_s=at_s, ups="ups", source=source, output_source=OutputSource(word), **(fields or {}))
 
 
-def after(policy: Policy, *result: Reading) -> Feed:
+def after(policy: Policy, *readings: Reading) -> Feed:
     feed = Feed()
-    for reading in result:
+    for reading in readings:
         feed = fusion.observe(policy, feed, reading)
     return feed
 

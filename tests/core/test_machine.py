@@ -57,8 +57,8 @@ FULL = Battery(at_s=0.0, used=0.0, left=0.75, load=1.0)
 WRITER = Trainer(name="t", conduct=Conduct.PAUSE, checkpoint_s=10.0)
 
 
-def says(at_s: float, source: str = "utility", **answer: object) -> Reading:
-    fields = {"load_pct": 100.0, "charge_pct": 100.0, **answer}
+def says(at_s: float, source: str = "utility", **more: object) -> Reading:
+    fields = {"load_pct": 100.0, "charge_pct": 100.0, **more}
     return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **fields)  # type: ignore[arg-type]
 
 
@@ -150,8 +150,8 @@ def test_of_several_ups_it_is_told_which_one() -> None:
     gone = after(lost(2.0, "b"), state=calm, policy=two)
     back = after(replace(says(3.0), ups="b"), state=gone.state, policy=two)
     new = after(BatteryReplaced(at_s=4.0, who="alice", ups="b"), state=back.state, policy=two)
-    given = {note.event: dict(note.numbers).get("ups") for note in (*gone.notes, *back.notes, *new.notes)}
-    assert {event: given[event] for event in ("source_lost", "source_recovered", "battery_replaced")} == {
+    ups_of = {note.event: dict(note.numbers).get("ups") for note in (*gone.notes, *back.notes, *new.notes)}
+    assert {event: ups_of[event] for event in ("source_lost", "source_recovered", "battery_replaced")} == {
         "source_lost": "b",
         "source_recovered": "b",
         "battery_replaced": "b",
@@ -263,10 +263,10 @@ LATCHED = Shutdown(
 )
 
 
-def latched(outcome: type[Done | Failed], action: object, phase: Shutdown = LATCHED, **answer: object) -> Step:
+def latched(outcome: type[Done | Failed], action: object, phase: Shutdown = LATCHED, **fields: object) -> Step:
     state = State(phase=phase, feed=Feed(supply=Supply.BATTERY))
     more = {"reason": "refused"} if outcome is Failed else {}
-    return step(POLICY, state, outcome(at_s=101.0, action=action, took_s=1.0, **more, **answer))  # type: ignore[arg-type]
+    return step(POLICY, state, outcome(at_s=101.0, action=action, took_s=1.0, **more, **fields))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("outcome", [Done, Failed])
@@ -294,7 +294,7 @@ def test_what_the_host_says_of_its_power_off_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "numbers"),
+    ("fields", "numbers"),
     [
         (
             {"cause": "policy-always-on", "ac_failed": True, "firmware_s": 41.5},
@@ -304,9 +304,9 @@ def test_what_the_host_says_of_its_power_off_is_told() -> None:
         ({}, {"cause": "", "ac_failed": None, "firmware_s": None}),
     ],
 )
-def test_what_brought_the_host_back_is_told_whole(expected: dict[str, object], numbers: dict[str, object]) -> None:
+def test_what_brought_the_host_back_is_told_whole(fields: dict[str, object], numbers: dict[str, object]) -> None:
     """The report of the outage is made of this line: not told is not the same as no, nor as zero."""
-    answer = after(PoweredOn(at_s=5.0, because="the BMC tells it", **expected))  # type: ignore[arg-type]
+    answer = after(PoweredOn(at_s=5.0, because="the BMC tells it", **fields))  # type: ignore[arg-type]
     assert notes(answer) == [("host_powered_on", "the BMC tells it")]
     assert dict(answer.notes[0].numbers) == numbers
 

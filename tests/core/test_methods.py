@@ -331,11 +331,9 @@ def test_where_ac_drops_for_certain_the_clock_waits_for_the_batterys_end(
     Where AC may stay, each second of waiting is one for nothing. The others look for themselves, or are forgotten.
     """
     two = replace(POLICY, outputs=("a", "b"))
-    result = armed(
-        PowerOnMethod.OUTPUT, ups="a", at_s=NOW_S, acts_at_s=NOW_S + 120.0, confirmed=True, returns=returns[0]
-    )
+    one = armed(PowerOnMethod.OUTPUT, ups="a", at_s=NOW_S, acts_at_s=NOW_S + 120.0, confirmed=True, returns=returns[0])
     other = armed(PowerOnMethod.OUTPUT, ups="b", order="a-1", at_s=NOW_S)
-    at = turn(shutdown(), result, other, policy=two, feed=replace(feed(), countdown_at_s=countdown_at_s))
+    at = turn(shutdown(), one, other, policy=two, feed=replace(feed(), countdown_at_s=countdown_at_s))
     obligations.handle(at, done(order(PowerOnMethod.OUTPUT), in_s=120, returns=returns[1]))
     assert times(at) == {PowerOnMethod.RTC: in_s, PowerOnMethod.SENTINEL: 150.0, PowerOnMethod.WATCHDOG: 240.0}
 
@@ -343,8 +341,8 @@ def test_where_ac_drops_for_certain_the_clock_waits_for_the_batterys_end(
 def test_the_clock_never_rings_before_the_cut() -> None:
     """A battery that is all but empty, and a UPS that waits for longer than that."""
     empty = {"battery": Battery(at_s=NOW_S, left=0.0, load=0.5)}
-    result = armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1", at_s=NOW_S)
-    at = turn(shutdown(), result, policy=replace(POLICY, methods=(PowerOnMethod.OUTPUT, PowerOnMethod.RTC)), **empty)
+    one = armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1", at_s=NOW_S)
+    at = turn(shutdown(), one, policy=replace(POLICY, methods=(PowerOnMethod.OUTPUT, PowerOnMethod.RTC)), **empty)
     obligations.handle(at, done(order(PowerOnMethod.OUTPUT), in_s=300, returns="cycles"))
     assert times(at) == {PowerOnMethod.RTC: 360.0}
 
@@ -711,8 +709,8 @@ def test_a_host_that_is_back_before_the_cut_cancels_it_or_waits_for_it(*, cancel
     assert [each.acts_at_s for each in state.armed] == [45.0]
     orders: list[Action] = []
     for at_s in range(16, 80):
-        result = reading(at_s=float(at_s))
-        answer = step(policy, state, replace(result, charge_pct=100.0, load_pct=20.0))
+        fields = reading(at_s=float(at_s))
+        answer = step(policy, state, replace(fields, charge_pct=100.0, load_pct=20.0))
         state = answer.state
         for order in answer.actions:
             if isinstance(order, EnsurePolicy | DisarmPowerOn | ResumeTraining):
@@ -808,8 +806,8 @@ def test_the_first_policy_that_an_outage_finds_is_the_one_to_put_back() -> None:
     obligations.handle(at, ensured(restore="always-on"))
     assert at.state.temporary_policy == TemporaryPolicy(policy="last-state")
     unread = turn(OnBattery(outage=OUTAGE))
-    result = failed(EnsurePolicy(id="p", by_s=105.0, outage="o"))
-    obligations.handle(unread, replace(result, detail=(("restore", "always-off"),)))
+    event = failed(EnsurePolicy(id="p", by_s=105.0, outage="o"))
+    obligations.handle(unread, replace(event, detail=(("restore", "always-off"),)))
     assert unread.state.temporary_policy == TemporaryPolicy(policy="always-off"), "it may have been set"
 
 

@@ -45,8 +45,8 @@ ON_BATTERY = OnBattery(outage=OUTAGE)
 HOLD = Holding(outage=OUTAGE, began_s=50.0)
 
 
-def says(at_s: float, source: str = "battery", **answer: object) -> Reading:
-    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), load_pct=100.0, **answer)  # type: ignore[arg-type]
+def says(at_s: float, source: str = "battery", **fields: object) -> Reading:
+    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), load_pct=100.0, **fields)  # type: ignore[arg-type]
 
 
 def at_100(phase: Phase, *known: Trainer, left: float = 0.75, supply: Supply = Supply.BATTERY) -> State:
@@ -239,10 +239,8 @@ def test_a_checkpoint_is_as_old_as_it_says_also_before_the_boot(age_s: float, du
     assert at.state.trainers[0].durable_at_s == durable_at_s
 
 
-@pytest.mark.parametrize(("known", "expected", "lost"), [(40, 30, 10), (None, 30, None), (None, None, None)])
-def test_steps_are_lost_only_between_two_that_are_known(
-    known: int | None, expected: int | None, lost: int | None
-) -> None:
+@pytest.mark.parametrize(("known", "step", "lost"), [(40, 30, 10), (None, 30, None), (None, None, None)])
+def test_steps_are_lost_only_between_two_that_are_known(known: int | None, step: int | None, lost: int | None) -> None:
     """An older checkpoint that stands has to name its step, and the trainer the one where it stood."""
     flying = replace(
         PAUSES,
@@ -253,9 +251,7 @@ def test_steps_are_lost_only_between_two_that_are_known(
     )
     order = TriggerCheckpoint(id="o-1", by_s=200.0, trainer="a", reason="on_battery", after=Conduct.PAUSE, outage="o")
     at = Turn(POLICY, at_100(HOLD, flying), 100.0)
-    lifecycle.handle(
-        at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", expected), ("at_paused_step", False)))
-    )
+    lifecycle.handle(at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", step), ("at_paused_step", False))))
     (note,) = (note for note in at.notes if note.event == "older_checkpoint_stands")
     assert dict(note.numbers) == {"steps_lost": lost}
 
@@ -315,9 +311,9 @@ def unheard(phase: Phase, *known: Trainer, load: float, lost: bool = True, **cha
     return replace(state, feed=feed, battery=replace(state.battery, load=load), **changes)
 
 
-@pytest.mark.parametrize(("expected", "counts"), [(0.25, 1.0), (1.0, 1.0), (1.25, 1.25)])
-def test_training_that_may_have_come_back_unseen_counts_with_what_it_drew(expected: float, counts: float) -> None:
-    assert load_after(unheard(ON_BATTERY, PAUSES, load=expected)) == counts
+@pytest.mark.parametrize(("load", "counts"), [(0.25, 1.0), (1.0, 1.0), (1.25, 1.25)])
+def test_training_that_may_have_come_back_unseen_counts_with_what_it_drew(load: float, counts: float) -> None:
+    assert load_after(unheard(ON_BATTERY, PAUSES, load=load)) == counts
 
 
 def test_a_load_that_is_heard_counts_as_told() -> None:

@@ -53,10 +53,8 @@ def test_a_power_on_method() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("expected", "is_so"), [(True, True), (False, False), (None, False), (1, False), ("yes", False)]
-)
-def test_a_resume_and_a_dry_run(expected: Scalar, *, is_so: bool) -> None:
-    assert events.is_resumed(done(resumed=expected)) is is_so
-    assert events.is_recorded(done(dry_run=expected)) is is_so
+@pytest.mark.parametrize(("value", "is_so"), [(True, True), (False, False), (None, False), (1, False), ("yes", False)])
+def test_a_resume_and_a_dry_run(value: Scalar, *, is_so: bool) -> None:
+    assert events.is_resumed(done(resumed=value)) is is_so
+    assert events.is_recorded(done(dry_run=value)) is is_so
     assert not events.is_recorded(Failed(at_s=1.0, action=ACTION, took_s=0.1, reason="r"))

@@ -463,8 +463,8 @@ def test_a_pause_that_was_never_seen_is_presumed_from_the_gpus() -> None:
         part = _gpu_share(TRAINING, (1.0, gpus_w, "gpu"), policy=replace(ALONE, rating_w=host_w / 0.8))
         learned = Learned(gpu_share=part)
         assert budget.paused_load(ALONE, PAUSING, 0.8, learned) == pytest.approx(0.8 * share, abs=0.001)
-        result = replace(ALONE, paused_load_share=0.5, paused_is_set=True)
-        assert budget.paused_load(result, PAUSING, 0.8, learned) == pytest.approx(0.4)
+        policy = replace(ALONE, paused_load_share=0.5, paused_is_set=True)
+        assert budget.paused_load(policy, PAUSING, 0.8, learned) == pytest.approx(0.4)
         seen = replace(learned, pauses=(("llm", Drop(before=0.8, after=0.3, at_s=0.0)),))
         assert budget.paused_load(ALONE, PAUSING, 0.8, seen) == pytest.approx(0.3), "what was seen counts"
     assert budget.paused_load(ALONE, PAUSING, 0.8, Learned()) == pytest.approx(0.48)

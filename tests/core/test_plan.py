@@ -38,8 +38,8 @@ OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
 NOW_S = 100.0
 
 
-def reading(at_s: float = NOW_S, source: str = "battery", **answer: object) -> Reading:
-    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **answer)  # type: ignore[arg-type]
+def reading(at_s: float = NOW_S, source: str = "battery", **fields: object) -> Reading:
+    return Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), **fields)  # type: ignore[arg-type]
 
 
 def state(
@@ -360,7 +360,7 @@ def test_a_cut_and_blindness_have_other_witnesses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("battery", "expected", "due_at_s", "may"),
+    ("battery", "fields", "due_at_s", "may"),
     [
         ({}, {}, 99.0, False),
         ({"charged": seconds(339.0)}, {}, 99.0, True),  # twice the 170 s of the stop must clearly be left
@@ -376,10 +376,10 @@ def test_a_cut_and_blindness_have_other_witnesses() -> None:
     ],
 )
 def test_a_runtime_that_fell_alone_has_five_seconds_to_take_it_back(
-    battery: dict[str, Any], expected: dict[str, Any], due_at_s: float, *, may: bool
+    battery: dict[str, Any], fields: dict[str, Any], due_at_s: float, *, may: bool
 ) -> None:
     """The charge and our own account both say that the stop clearly fits; only the reported runtime says otherwise."""
-    at = state(0.2, HOLD, now=reading(**{"runtime_s": 100.0, "charge_pct": 60.0, **expected}))
+    at = state(0.2, HOLD, now=reading(**{"runtime_s": 100.0, "charge_pct": 60.0, **fields}))
     at = replace(at, battery=replace(at.battery, **{"charged": seconds(341.0), "fell_at_s": 95.1, **battery}))
     assert latch(at, due_at_s) is may
 
@@ -508,9 +508,9 @@ def test_a_checkpoint_on_its_way_makes_no_forecast_late(reff_s: float, *, waits:
     at = state(seconds(reff_s), EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="budget"))
     at = replace(at, trainers=(FLYING,))
     durable = replace(at, trainers=(replace(FLYING, checkpoint=Durable()),))
-    reported_s = forecast(at)[-1][1]
-    assert reported_s == forecast(durable)[-1][1] == pytest.approx(NOW_S + max(0.0, reff_s - 170.0))
-    is_due = reported_s == NOW_S
+    at_s = forecast(at)[-1][1]
+    assert at_s == forecast(durable)[-1][1] == pytest.approx(NOW_S + max(0.0, reff_s - 170.0))
+    is_due = at_s == NOW_S
     assert (commit(durable) == "budget") == is_due
     assert (commit(at) == "") == (waits or not is_due)
 

@@ -39,10 +39,10 @@ def test_a_host_alone_gets_the_forecast_of_its_own_daemon() -> None:
         trainers=(trainer,),
     )
     now = conditions.outage_budget(policy, state, 0.0)
-    given = {step.action: step.at_s for step in conditions.forecast(policy, state, now)}
-    assert found.pause_s == pytest.approx(given["emergency_checkpoint"], abs=1.0)
-    assert found.durable_s == pytest.approx(given["holding"], abs=1.0)
-    assert found.commit_s == pytest.approx(given["shutdown"], abs=1.0)
+    predicted = {step.action: step.at_s for step in conditions.forecast(policy, state, now)}
+    assert found.pause_s == pytest.approx(predicted["emergency_checkpoint"], abs=1.0)
+    assert found.durable_s == pytest.approx(predicted["holding"], abs=1.0)
+    assert found.commit_s == pytest.approx(predicted["shutdown"], abs=1.0)
 
 
 def test_tiers_go_in_order_and_each_change_of_the_load_is_listed() -> None:

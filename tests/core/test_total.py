@@ -91,17 +91,17 @@ def test_the_stories_lead_where_they_say(phase: str) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     begin=st.sampled_from(STATES),
-    expected=st.lists(readings, min_size=1, max_size=5),
+    each_fields=st.lists(readings, min_size=1, max_size=5),
     rating_w=st.sampled_from([None, 5400.0]),
     after_s=st.sampled_from([0.01, 1.0, 1.0, 8.0, 4000.0]),
 )
 def test_no_reading_raises_or_poisons(
-    begin: tuple[Player, State], expected: list[dict[str, Any]], rating_w: float | None, after_s: float
+    begin: tuple[Player, State], each_fields: list[dict[str, Any]], rating_w: float | None, after_s: float
 ) -> None:
     player, state = begin
     policy = replace(player.policy, rating_w=rating_w)
     at_s = player.last_s
-    for fields in expected:
+    for fields in each_fields:
         at_s += after_s
         reading = Reading(at_s=at_s, ups="ups", source="snmp", **fields)
         answer = step(policy, state, reading)
@@ -194,9 +194,9 @@ def test_the_edges_of_what_is_plausible() -> None:
     for name, (least, most) in edges.items():
         for value in (least, most):
             assert getattr(plausible(replace(plain, **{name: value})), name) == value
-            result = replace(full, **{name: value})
-            assert plausible(result) is result, "the short way, which runs for every reading"
+            one_reading = replace(full, **{name: value})
+            assert plausible(one_reading) is one_reading, "the short way, which runs for every reading"
             other = "watts" if name == "input_v" else "input_v"
-            assert plausible(replace(result, **{other: math.nan})) == replace(result, **{other: None})
+            assert plausible(replace(one_reading, **{other: math.nan})) == replace(one_reading, **{other: None})
         for value in (least - 1e-3 * max(1.0, abs(least)), most + 1e-3 * abs(most), math.nan, math.inf, -math.inf):
             assert plausible(replace(full, **{name: value})) == replace(full, **{name: None})

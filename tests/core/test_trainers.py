@@ -114,8 +114,8 @@ def test_a_checkpoint_during_training_is_none_of_a_pause(
 # --- What they say ------------------------------------------------------------------------------------------------
 
 
-def seen(**answer: object) -> TrainerSeen:
-    return TrainerSeen(**{"at_s": 100.0, "trainer": "a", "alive": True, "conduct": Conduct.PAUSE, **answer})  # type: ignore[arg-type]
+def seen(**fields: object) -> TrainerSeen:
+    return TrainerSeen(**{"at_s": 100.0, "trainer": "a", "alive": True, "conduct": Conduct.PAUSE, **fields})  # type: ignore[arg-type]
 
 
 def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
@@ -132,11 +132,11 @@ def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "counts"), [(5.0, 5.0), (None, 20.0), (0.0, 20.0), (-1.0, 20.0), (600.0, 600.0), (1e9, 600.0)]
+    ("checkpoint_s", "counts"), [(5.0, 5.0), (None, 20.0), (0.0, 20.0), (-1.0, 20.0), (600.0, 600.0), (1e9, 600.0)]
 )
-def test_an_estimate_is_bounded_by_the_settings(expected: float | None, counts: float) -> None:
+def test_an_estimate_is_bounded_by_the_settings(checkpoint_s: float | None, counts: float) -> None:
     at = turn(A)
-    lifecycle.handle(at, seen(checkpoint_s=expected))
+    lifecycle.handle(at, seen(checkpoint_s=checkpoint_s))
     assert only(at).checkpoint_s == counts
 
 
@@ -188,17 +188,17 @@ def test_one_that_goes_is_told_once_and_one_that_comes_again_is_new() -> None:
 def test_progress(eta_s: float | None, eta_at_s: float | None) -> None:
     """A claim is bounded by the settings as well; one of another order says nothing of ours."""
     flying = replace(A, in_flight=CheckpointInFlight(order="o-1"))
-    result = CheckpointProgress(
+    progress = CheckpointProgress(
         at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=eta_s, paused=True, step=9
     )
     at = turn(flying)
-    lifecycle.handle(at, result)
+    lifecycle.handle(at, progress)
     assert only(at) == replace(flying, in_flight=flight(eta_at_s, copied=True), activity=Activity.PAUSED, step=9)
-    lifecycle.handle(at, replace(result, paused=False, step=None, eta_s=None))
+    lifecycle.handle(at, replace(progress, paused=False, step=None, eta_s=None))
     assert only(at) == replace(flying, in_flight=flight(copied=True), activity=Activity.PAUSED, step=9)
-    lifecycle.handle(at, replace(result, stage="snapshot"))
+    lifecycle.handle(at, replace(progress, stage="snapshot"))
     assert only(at).in_flight == flight(eta_at_s), "its state is being copied: training must not go on"
-    for other in (replace(result, action_id="o-0"), replace(result, trainer="who")):
+    for other in (replace(progress, action_id="o-0"), replace(progress, trainer="who")):
         at = turn(flying)
         lifecycle.handle(at, other)
         assert only(at) == flying

@@ -103,10 +103,10 @@ def test_what_was_measured_of_this_trainer_counts_when_it_is_seen() -> None:
     assert seen(turn(A, learned=measured("b", 12.0, 12.0, 12.0))).checkpoint_s == 20.0
 
 
-@pytest.mark.parametrize(("expected", "counts"), [(-3.0, 0.0), (0.25, 0.25), (None, 0.5)])
-def test_a_stall_is_told_in_seconds_and_never_negative(expected: float | None, counts: float) -> None:
+@pytest.mark.parametrize(("stall_s", "counts"), [(-3.0, 0.0), (0.25, 0.25), (None, 0.5)])
+def test_a_stall_is_told_in_seconds_and_never_negative(stall_s: float | None, counts: float) -> None:
     """Half a second is a stall; what is not told stays what it was."""
-    assert seen(turn(replace(A, stall_s=0.5)), stall_s=expected).stall_s == counts
+    assert seen(turn(replace(A, stall_s=0.5)), stall_s=stall_s).stall_s == counts
 
 
 def test_a_measured_checkpoint_counts_from_the_third_on() -> None:

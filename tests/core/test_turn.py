@@ -449,8 +449,8 @@ def test_training_that_cannot_be_started_is_left_to_a_person() -> None:
     assert (failed.event, failed.level, dict(failed.numbers)) == ("resume_failed", Level.ERROR, {"tries": 3})
     assert isinstance(answer.state.phase, Online)
     ended = next(n for n in answer.notes if n.event == "outage_ended")
-    given = {"outage": "o", "outcome": "clean_shutdown", "lasted_s": 200.0, "policy_verified": False}
-    assert dict(ended.numbers) == given
+    expected = {"outage": "o", "outcome": "clean_shutdown", "lasted_s": 200.0, "policy_verified": False}
+    assert dict(ended.numbers) == expected
 
 
 def test_a_lowered_grade_is_told_with_both() -> None:

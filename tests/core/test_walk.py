@@ -46,11 +46,11 @@ class World:
         return replace(self, state=answer.state, now_s=now_s, open=(*before, *ordered))
 
 
-def _readings(world: World, seconds: int, source: str, **answer: object) -> World:
+def _readings(world: World, seconds: int, source: str, **fields: object) -> World:
     for _ in range(seconds):
         at_s = world.now_s + 1.0
         reading = Reading(at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), load_pct=75.0)
-        world = world.after(replace(reading, **answer))  # type: ignore[arg-type]
+        world = world.after(replace(reading, **fields))  # type: ignore[arg-type]
     return world
 
 

@@ -26,9 +26,9 @@ BACK_S = 120.0
 """Utility is back at the one that is heard."""
 
 
-def entered(made: Policy, state: State, *reading: Reading | SourceFailed) -> State:
+def entered(made: Policy, state: State, *events: Reading | SourceFailed) -> State:
     """Return the state after these words, as far as the feeds go."""
-    for each in reading:
+    for each in events:
         new = feeds.enter(made, state, each) if isinstance(each, Reading) else feeds.lose(made, state, each)
         state = state if new is None else new
     return state
@@ -112,8 +112,8 @@ def test_one_that_was_unheard_then_is_known_by_its_share_of_the_load() -> None:
 
 def test_a_share_is_not_taken_while_one_of_them_lags_behind_a_step() -> None:
     """B tells of the pause, and A, later, still of training: that is no share of the load."""
-    result = (("b", 0.0, 70.0), ("a", 0.5, 70.0), ("b", 10.0, 25.0), ("a", 10.5, 70.0))
-    state = entered(ONE_OF_TWO, State(), *(says(at_s, ups, "utility", load_pct=load) for ups, at_s, load in result))
+    loads = (("b", 0.0, 70.0), ("a", 0.5, 70.0), ("b", 10.0, 25.0), ("a", 10.5, 70.0))
+    state = entered(ONE_OF_TWO, State(), *(says(at_s, ups, "utility", load_pct=load) for ups, at_s, load in loads))
     watched = a_of(state).watch
     assert watched is not None
     (one,) = watched.others
@@ -278,8 +278,10 @@ def test_of_three_the_one_that_is_heard_is_witness_for_both() -> None:
             word = "battery" if 10 <= at_s < BACK_S else "utility"
             for name, late_s in (("a", 0.0), ("c", 0.2)):
                 gone = lost(at_s + late_s, name)
-                result = says(at_s + late_s, name, "battery" if at_s >= 10 else "utility", load_pct=100.0 * host / 3.0)
-                state = entered(made, state, result if at_s < 60 else gone)
+                readings = says(
+                    at_s + late_s, name, "battery" if at_s >= 10 else "utility", load_pct=100.0 * host / 3.0
+                )
+                state = entered(made, state, readings if at_s < 60 else gone)
             load_pct = 100.0 * host / (2.0 if at_s >= c_dies_s else 3.0)
             state = entered(made, state, says(at_s + 0.5, "b", word, load_pct=load_pct))
         return state
@@ -328,10 +330,10 @@ def unheard(*others: Witness, spent: float = 2.0, lives: bool = False) -> Suppli
     return Supplied(ups="a", feed=feed, battery=Battery(load=0.5), watch=seen)
 
 
-def tells(ups: str, *, heard: bool = True, before_s: float = 1.0, **value: float | None) -> Supplied:
+def tells(ups: str, *, heard: bool = True, before_s: float = 1.0, **fields: float | None) -> Supplied:
     """Another one that has utility, and told something before_s before its newest word."""
     previous = says(NOW_S - before_s, ups, "utility")
-    feed = Feed(supply=Supply.UTILITY, reading=says(NOW_S, ups, "utility", **value), previous=previous)
+    feed = Feed(supply=Supply.UTILITY, reading=says(NOW_S, ups, "utility", **fields), previous=previous)
     return Supplied(ups=ups, feed=feed if heard else replace(feed, lost_since_s=NOW_S), battery=Battery(load=0.5))
 
 
@@ -395,15 +397,15 @@ def test_a_load_has_risen_by_a_quarter_of_what_would_come(
 def test_beside_one_that_lives_the_others_carry_what_they_carry() -> None:
     """Who tells no load, or is not heard, carries what it carried; watts are a load where the rating is known."""
     rated = policy("feed=a", "feed=b", "feed=c", "rating_w=1000")
-    result = (replace(B, risen=True), Witness(ups="c", share=1.0, least=0.3))
+    others = (replace(B, risen=True), Witness(ups="c", share=1.0, least=0.3))
     for fields, least in (
         ({"load_pct": 70.0}, 0.7),
         ({"load_pct": None}, 0.5),
         ({"load_pct": None, "watts": 640.0}, 0.64),
     ):
         far = tells("c", heard=False, load_pct=90.0)
-        found = after_word(unheard(*result, lives=True), tells("b", **fields), far, made=rated)
-        assert found == Watch(load=0.5, others=(replace(B, least=least), result[1]), counted_s=NOW_S, lives=True)
+        found = after_word(unheard(*others, lives=True), tells("b", **fields), far, made=rated)
+        assert found == Watch(load=0.5, others=(replace(B, least=least), others[1]), counted_s=NOW_S, lives=True)
         assert [one.risen for one in found.others] == [False, False]
 
 

@@ -208,8 +208,8 @@ async def test_a_battery_is_not_replaced_while_a_self_test_drains_it(path: str) 
 async def test_a_battery_that_nobody_could_have_meant(path: str, body: object, code: int, words: str) -> None:
     daemon = scene()
     async with admin_server(daemon, path=path):
-        result, answer = await post(path, "battery-replaced", body)
-    assert (result, daemon.events) == (code, [])
+        status, answer = await post(path, "battery-replaced", body)
+    assert (status, daemon.events) == (code, [])
     assert answer["error"].startswith(words)
 
 
@@ -368,10 +368,10 @@ async def test_stranger_is_refused_and_the_group_is_not(path: str) -> None:
 
 
 async def test_a_group_that_is_not_found_at_the_start_is_reported(path: str) -> None:
-    with capture_logs() as result:
+    with capture_logs() as logs:
         async with admin_server(scene(), path=path, group="no-such-group"):
             pass
-    assert [each["event"] for each in result if each["log_level"] == "warning"] == ["group_not_set"]
+    assert [each["event"] for each in logs if each["log_level"] == "warning"] == ["group_not_set"]
 
 
 BIND = (

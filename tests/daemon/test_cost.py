@@ -193,7 +193,7 @@ async def test_metrics_history_and_report_agree(tmp_path: Path, capsys: pytest.C
         await over(daemon)
     async with world.running() as daemon:
         body, _ = scrape(DaemonCollector(daemon), "")
-    given = {
+    samples = {
         (sample.name.removeprefix("powerguard_"), *sample.labels.values()): sample.value
         for family in parse_text(body.decode())
         for sample in family.samples
@@ -208,14 +208,14 @@ async def test_metrics_history_and_report_agree(tmp_path: Path, capsys: pytest.C
         key: documented[key].keys() for key in ("lost_s", "checkpoints", "return_s")
     }
     for cause in figures.CAUSES:
-        assert given["training_lost_seconds_total", cause] == pytest.approx(summed["lost_s"][cause])
+        assert samples["training_lost_seconds_total", cause] == pytest.approx(summed["lost_s"][cause])
     assert summed["lost_s"]["all"] > 1800.0
-    assert given["usual_script_lost_seconds_total",] == pytest.approx(summed["usual_script_lost_s"])
+    assert samples["usual_script_lost_seconds_total",] == pytest.approx(summed["usual_script_lost_s"])
     for result in figures.CHECKPOINTS:
-        assert given["checkpoints_total", result] == summed["checkpoints"][result]
+        assert samples["checkpoints_total", result] == summed["checkpoints"][result]
     for phase in figures.PHASES:
-        assert given["return_duration_seconds_count", phase] == summed["return_s"][phase]["count"] == 1
-        assert given["return_duration_seconds_sum", phase] == pytest.approx(summed["return_s"][phase]["mean"])
+        assert samples["return_duration_seconds_count", phase] == summed["return_s"][phase]["count"] == 1
+        assert samples["return_duration_seconds_sum", phase] == pytest.approx(summed["return_s"][phase]["mean"])
     reported = 0.0
     for record in world.outages():
         assert main(["report", record.id, "--journal", str(path), "--json"]) == 0

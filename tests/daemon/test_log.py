@@ -71,9 +71,9 @@ def test_logfmt(lines: Lines) -> None:
     structlog.get_logger().warning(
         "source_lost", ups="rack-a", because="three misses", age_s=3.0, armed=True, since=None
     )
-    at, _, result = lines.one().partition(" ")
+    at, _, rest = lines.one().partition(" ")
     assert -60 < (datetime.now(UTC) - datetime.fromisoformat(at.removeprefix("time="))).total_seconds() < 60
-    assert result == ('level=warning event=source_lost ups=rack-a because="three misses" age_s=3.0 armed=true since=\n')
+    assert rest == ('level=warning event=source_lost ups=rack-a because="three misses" age_s=3.0 armed=true since=\n')
 
 
 def test_json(lines: Lines) -> None:

@@ -252,8 +252,8 @@ def test_a_drill_is_told_by_its_moment_and_its_result() -> None:
     daemon = drilled("failed", age_s=3 * DAY_S)
     assert value(daemon, "drill_last_timestamp_seconds") == WALL_S - 3 * DAY_S
     assert value(daemon, "drill_duration_seconds") == 87.3
-    given = {result: value(daemon, "drill_result", {"result": result}) for result in RESULTS}
-    assert given == {"passed": 0, "failed": 1, "interrupted": 0, "recorded": 0}
+    counts = {result: value(daemon, "drill_result", {"result": result}) for result in RESULTS}
+    assert counts == {"passed": 0, "failed": 1, "interrupted": 0, "recorded": 0}
     assert value(running_drill(), "drill_running") == 1
 
 

@@ -61,11 +61,11 @@ def with_phase(daemon: Watched, **changes: float) -> Watched:
 )
 def test_each_gate_says_how_it_is(daemon: Watched, shut: str, word: str) -> None:
     """What is closed is named with what would open it; the rest is open, and says why."""
-    given = {gate.name: gate for gate in gates(daemon)}
-    assert list(given) == ["utility", "countdown", "charge", "host"]
-    closed = [name for name, gate in given.items() if gate.open is False]
+    by_name = {gate.name: gate for gate in gates(daemon)}
+    assert list(by_name) == ["utility", "countdown", "charge", "host"]
+    closed = [name for name, gate in by_name.items() if gate.open is False]
     assert closed[:1] == ([shut] if shut else [])
-    assert not shut or word in given[shut].text
+    assert not shut or word in by_name[shut].text
 
 
 def test_why_a_charge_is_enough_is_said_in_words() -> None:

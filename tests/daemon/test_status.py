@@ -87,10 +87,10 @@ def test_undersized_tells_the_numbers() -> None:
 def test_a_battery_that_is_not_charged_is_no_protection() -> None:
     """ready means that the host would be saved if utility failed now, and not once the battery is full."""
     daemon = scene()
-    for left, each in ((0.74, []), (0.3, []), (0.105, ["too_little_left"])):
+    for left, expected in ((0.74, []), (0.3, []), (0.105, ["too_little_left"])):
         daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, left=left))
-        assert names(daemon) == each
-        assert is_ready(readiness(daemon)) is not bool(each)
+        assert names(daemon) == expected
+        assert is_ready(readiness(daemon)) is not bool(expected)
     (reason,) = readiness(daemon)
     numbers = dict(reason.numbers)
     assert float(numbers["need_s"]) > float(numbers["available_s"])

@@ -30,9 +30,9 @@ def listening(address: str) -> socket.socket:
 @pytest.mark.parametrize("kind", ["path", "abstract"])
 def test_systemd_hears_us(folder: Path, kind: str) -> None:
     """READY, STATUS, WATCHDOG, RELOADING and STOPPING arrive, and no child inherits the socket."""
-    result = str(folder / "notify") if kind == "path" else f"@powerguard-test-{os.getpid()}"
-    environ = {"NOTIFY_SOCKET": result, "WATCHDOG_USEC": "20000000", "WATCHDOG_PID": "7", "HOME": "/"}
-    with listening(result.replace("@", "\0")) as listener:
+    address = str(folder / "notify") if kind == "path" else f"@powerguard-test-{os.getpid()}"
+    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000000", "WATCHDOG_PID": "7", "HOME": "/"}
+    with listening(address.replace("@", "\0")) as listener:
         notifier = Notifier.take(environ, pid=7)
         assert environ == {"HOME": "/"}
         assert (notifier.watchdog_s, notifier.watchdog_every_s) == (20.0, 10.0)

@@ -158,8 +158,8 @@ def traps_of(daemon: Daemon) -> Any:  # noqa: ANN401 - JSON
 
 
 def describe_traps(answer: dict[str, Any]) -> str:
-    reported_of = {**status(scene()), "traps": answer}
-    line = next(line for line in describe(reported_of, Paint()) if line.lstrip().startswith("traps"))
+    shown = {**status(scene()), "traps": answer}
+    line = next(line for line in describe(shown, Paint()) if line.lstrip().startswith("traps"))
     return line.partition("traps")[2].strip()
 
 

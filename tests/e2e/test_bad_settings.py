@@ -43,13 +43,13 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
         began_s = time.process_time()
         status = main(["run", "--config", str(config)])
         used_s = time.process_time() - began_s
-        out, captured = capfd.readouterr()
-        assert status == EX_CONFIG, captured
-        assert used_s < AT_ONCE_S, captured
+        out, err = capfd.readouterr()
+        assert status == EX_CONFIG, err
+        assert used_s < AT_ONCE_S, err
         assert out == ""
-        assert "Traceback" not in captured
-        assert captured.strip()
-        return captured
+        assert "Traceback" not in err
+        assert err.strip()
+        return err
 
     return run
 

@@ -47,7 +47,7 @@ async def test_the_output_is_ordered_off_once_and_after_the_host(*, killed: bool
                 "community": world.secret("write", "private"),
             }
             await world.start()
-            await world.status_shows(lambda given: bool(given["phase"] == "online"), "utility")
+            await world.status_shows(lambda status: bool(status["phase"] == "online"), "utility")
             assert card.sets == []
             world.ups.utility = False
             if killed:

@@ -128,11 +128,11 @@ async def tab(folder: Path, url: str) -> AsyncIterator[Tab]:
         )
     try:
         async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
-            result = profile / "DevToolsActivePort"
-            while not result.exists() or "\n" not in result.read_text():
+            port_file = profile / "DevToolsActivePort"
+            while not port_file.exists() or "\n" not in port_file.read_text():
                 assert browser.returncode is None, console.read_text(errors="replace")
                 await asyncio.sleep(0.1)
-            where = f"http://127.0.0.1:{result.read_text().split()[0]}/json"
+            where = f"http://127.0.0.1:{port_file.read_text().split()[0]}/json"
             found: list[str] = []
             while not found:
                 async with session.get(where) as answer:

@@ -231,7 +231,7 @@ async def test_another_host_powers_it_on_and_the_report_says_so(tmp_path: Path, 
         await sentinel.start()
         world.settings["sentinel"] = sentinel.settings_of("node-1")
         await world.start()
-        await world.status_shows(lambda given: layer(given)["stands"] == "armed", "layer C armed")
+        await world.status_shows(lambda status: layer(status)["stands"] == "armed", "layer C armed")
 
         world.ups.utility = False
         await world.off()
@@ -339,8 +339,8 @@ async def boot(world: Rig) -> None:
             *world.notes("power_on_found_disarmed", method="sentinel"),
         ]
 
-    (reported_by,) = await world.until(taken_back, "its word to be taken back")
-    assert "has powered this host on" in reported_by.because
+    (note,) = await world.until(taken_back, "its word to be taken back")
+    assert "has powered this host on" in note.because
     await world.note("outage_ended")
     answer = json.loads((await powerguard("report", "--json", "--journal", str(world.journal)))[1])
     assert (answer["outcome"], answer["recovery"]["powered_on_by"]) == ("clean_shutdown", "sentinel")
@@ -424,7 +424,7 @@ async def test_sentinels_of_no_use_are_told_and_hold_nothing_up(tmp_path: Path) 
         assert off.deadline_s > 0.0
         blocked = world.notes("power_on_blocked", method="sentinel")[-1].because
         assert all(each in blocked for each in ("no sentinel has stored it", *words))
-        await world.status_shows(lambda given: layer(given)["stands"] == "blocked", "layer C blocked")
+        await world.status_shows(lambda status: layer(status)["stands"] == "blocked", "layer C blocked")
         assert numbers(await world.note("power_on_armed", method="output"))["returns"] == "cycles"
         assert world.ups.output.off_at_s is not None
         assert not sentinel.logged("intent_stored")

@@ -35,7 +35,7 @@ async def test_one_feed_of_two_is_no_outage_and_both_are() -> None:
         await world.note("redundancy_lost_raised")
         feeds = [("rack-a", "battery"), ("rack-b", "utility")]
         await world.status_shows(
-            lambda given: [(feed["name"], feed["supply"]) for feed in given["feeds"]] == feeds, "one feed on battery"
+            lambda status: [(feed["name"], feed["supply"]) for feed in status["feeds"]] == feeds, "one feed on battery"
         )
         status = await world.status()
         assert status is not None
@@ -78,7 +78,8 @@ async def test_a_second_source_goes_on_where_the_first_falls_silent() -> None:
         await world.note("outage_ended")
         assert not world.offs()
         await world.status_shows(
-            lambda given: [source["says"] for source in given["sources"]][1] == "utility", "what the second source says"
+            lambda status: [source["says"] for source in status["sources"]][1] == "utility",
+            "what the second source says",
         )
         assert world.load == TRAINING
         world.no_traceback()

@@ -83,12 +83,12 @@ async def test_training_that_obeyed_is_spared_while_the_neighbour_draws_on() -> 
         await first.start()
         await second.start()
         await second.status_shows(
-            lambda given: (
-                (given["own_load"] or {}).get("source") == "pdu" and given["own_load"]["watts"] == NEIGHBOUR_W
+            lambda status: (
+                (status["own_load"] or {}).get("source") == "pdu" and status["own_load"]["watts"] == NEIGHBOUR_W
             ),
             "the outlet's watts",
         )
-        await first.status_shows(lambda given: (given["own_load"] or {}).get("source") == "bmc", "the BMC's reading")
+        await first.status_shows(lambda status: (status["own_load"] or {}).get("source") == "bmc", "the BMC's reading")
         first.ups.utility = False
         began = await first.phase("on_battery")
         assert numbers(began)["own_from"] == "bmc"

@@ -321,11 +321,11 @@ async def test_doctor_sees_on_a_real_host_what_would_hold_a_shutdown_up() -> Non
             return Ended(returncode=ended.returncode, stdout=ended.stdout.encode(), stderr=ended.stderr.encode())
 
         options = HostOptions(fifo="/nonexistent", force_after_s=60)
-        given = {finding.name: finding for finding in await findings(options, spawn=inside)}
-    assert given["host.helper"].verdict == "PASS"
-    assert "for 30 s (held now by test)" in given["host.inhibitors"].text
-    assert "hangs.service" in given["host.stop"].text
-    assert "stubborn.service" in given["host.kill_mode"].text
+        found = {finding.name: finding for finding in await findings(options, spawn=inside)}
+    assert found["host.helper"].verdict == "PASS"
+    assert "for 30 s (held now by test)" in found["host.inhibitors"].text
+    assert "hangs.service" in found["host.stop"].text
+    assert "stubborn.service" in found["host.kill_mode"].text
 
 
 def test_the_daemons_sandbox_leaves_it_what_it_needs() -> None:

@@ -46,7 +46,7 @@ class Driver:
         if not self.stands_still:
             self.exact += timedelta(seconds=seconds)
 
-    def ioctl(self, descriptor: int, number: int, given: bytearray) -> object:
+    def ioctl(self, descriptor: int, number: int, buffer: bytearray) -> object:
         assert os.fstat(descriptor)
         self.asked.append(number)
         if self.hangs is not None:
@@ -54,16 +54,16 @@ class Driver:
         if number in self.fails:
             raise OSError(self.fails[number], os.strerror(self.fails[number]))
         if number == RTC_RD_TIME:
-            given[:] = self._fields(self.exact)
+            buffer[:] = self._fields(self.exact)
         elif number == RTC_WKALM_RD:
             fields = FIELDS.pack(*[-1] * 9) if self.at is None else self._fields(self.at)
-            given[:] = bytes((self.enabled, 0, 0, 0)) + fields
+            buffer[:] = bytes((self.enabled, 0, 0, 0)) + fields
         elif number == RTC_WKALM_SET:
-            second, minute, hour, day, month, year = FIELDS.unpack(given[4:])[:6]
+            second, minute, hour, day, month, year = FIELDS.unpack(buffer[4:])[:6]
             self.at = datetime(year + 1900, month + 1, day, hour, minute, second)  # noqa: DTZ001 - as above
-            self.enabled = bool(given[0]) and not self.lies
+            self.enabled = bool(buffer[0]) and not self.lies
         elif number == RTC_PARAM_GET and self.features is not None:
-            given[8:16] = self.features.to_bytes(8, "little")
+            buffer[8:16] = self.features.to_bytes(8, "little")
         else:
             raise OSError(errno.ENOTTY, "Inappropriate ioctl for device")
         return 0

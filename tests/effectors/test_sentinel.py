@@ -307,7 +307,7 @@ async def test_a_renewed_authority_needs_no_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "why"),
+    ("options", "why"),
     [
         ({"kind": "http"}, "kind http needs urls and key"),
         ({"kind": "none", "urls": ["https://a:1"]}, "kind none "),
@@ -320,12 +320,12 @@ async def test_a_renewed_authority_needs_no_restart(tmp_path: Path) -> None:
         ({"ca": "/a", "fingerprint": "0" * 64}, "not both"),
     ],
 )
-def test_settings_that_cannot_be(expected: dict[str, Any], why: str) -> None:
+def test_settings_that_cannot_be(options: dict[str, Any], why: str) -> None:
     base = {"kind": "http", "urls": ["https://10.0.0.2:13494"], "key": Secret(credential="s")}
-    if "kind" in expected:
+    if "kind" in options:
         base = {}
     with pytest.raises(ValidationError, match=why):
-        SentinelOptions(**{**base, **expected})
+        SentinelOptions(**{**base, **options})
 
 
 def test_plain_http_must_be_said_and_loopback_needs_not() -> None:

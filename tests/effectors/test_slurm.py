@@ -229,16 +229,16 @@ def test_held_jobs_are_released_at_the_return(rig: Cluster, path: Path) -> None:
 
 
 def test_only_a_job_that_asked_for_it_gets_its_signal(rig: Cluster, path: Path) -> None:
-    result = rig.folder / "signalled"
-    script = f"trap 'echo asked >> {result}' USR1\ntouch {rig.folder}/ready-$SLURM_JOB_ID\n{WAITS}"
+    asked_file = rig.folder / "signalled"
+    script = f"trap 'echo asked >> {asked_file}' USR1\ntouch {rig.folder}/ready-$SLURM_JOB_ID\n{WAITS}"
     asks = rig.submit(script, "--nodelist=gpu1", "--comment=powerguard:signal=USR1")
     other = rig.submit(script, "--nodelist=gpu1")
     for job in (asks, other):  # A job that runs may not have its trap yet.
         rig.until((rig.folder / f"ready-{job}").exists, f"job {job} is ready")
     assert do(path, SignalJobs(id="s", by_s=0.0, outage="o-1"))["jobs"] == asks
-    rig.until(lambda: result.exists() and result.read_text(), "the signal arrived")
+    rig.until(lambda: asked_file.exists() and asked_file.read_text(), "the signal arrived")
     assert rig.job(other)["JobState"] == "RUNNING"
-    assert result.read_text() == "asked\n"
+    assert asked_file.read_text() == "asked\n"
 
 
 def program(folder: Path, name: str, script: str) -> None:

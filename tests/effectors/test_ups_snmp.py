@@ -480,10 +480,10 @@ async def test_it_ends_before_its_deadline(rig: Make) -> None:
     there = rig()
     there.wire.late_s = 0.3
     began_s = now_s()
-    with pytest.raises(EffectorError, match=r"answers too slowly: .* \d\.\d s") as result:
+    with pytest.raises(EffectorError, match=r"answers too slowly: .* \d\.\d s") as caught:
         await there.arm(limit_s=1.5)
     assert now_s() - began_s < 1.5
-    assert float(str(result.value).rpartition(" within ")[2].split()[0]) <= 1.2
+    assert float(str(caught.value).rpartition(" within ")[2].split()[0]) <= 1.2
     assert SHUTDOWN not in there.sets
 
 

@@ -211,7 +211,7 @@ def test_what_training_needs_again_is_no_room_for_a_clone(how: str) -> None:
     assert CudaDevice().room(torch.device("cuda", torch.cuda.current_device())) < free - (3 << 30)
 
 
-def broken(folder: Path, given: Connection) -> None:
+def broken(folder: Path, pipe: Connection) -> None:
     """Meet an error of the GPU between two checkpoints; the process cannot use its GPU any more."""
     rig = Training(CudaDevice(), width=WIDTH, where="cuda")
     guard = Guard(rig.state, folder, job="broken", socket=None, every_s=None)
@@ -224,18 +224,18 @@ def broken(folder: Path, given: Connection) -> None:
     try:
         guard.save(2)
     except Exception as error:  # noqa: BLE001 - what training sees
-        given.send(f"{type(error).__name__}: {error}")
+        pipe.send(f"{type(error).__name__}: {error}")
     else:
-        given.send("saved")
+        pipe.send("saved")
 
 
 def test_an_error_of_the_gpu_reaches_training_and_the_older_checkpoint_stays(tmp_path: Path) -> None:
     context = get_context("spawn")
-    result, ours = context.Pipe(duplex=False)
+    receiver, ours = context.Pipe(duplex=False)
     child = context.Process(target=broken, args=(tmp_path, ours))
     child.start()
     ours.close()
-    text = result.recv()
+    text = receiver.recv()
     child.join(60)
     assert "device-side assert" in text, text
     again = Training(CudaDevice(), width=WIDTH, where="cuda")

@@ -180,34 +180,34 @@ class Inside:
         body = bytes([self._asked, command.netfn << 2, command.number]) + command.data
         self._say(body + bytes([-sum(body) & 0xFF]), self._MESSAGE)
         while True:
-            kind, result = self._hear()
-            if kind == self._MESSAGE and result[0] == self._asked:
-                assert sum(result) & 0xFF == 0
-                return result[3], result[4:-1]
+            kind, message = self._hear()
+            if kind == self._MESSAGE and message[0] == self._asked:
+                assert sum(message) & 0xFF == 0
+                return message[3], message[4:-1]
 
     def wait_for(self, order: int) -> None:
         """Wait, 30 s at most, until the BMC has given an order."""
         while order not in self.orders:
             self._hear()
 
-    def _say(self, given: bytes, end: int) -> None:
+    def _say(self, message: bytes, end: int) -> None:
         escaped = b"".join(
             bytes([self._ESCAPE, each | 0x10]) if each in (self._MESSAGE, self._ORDER, self._ESCAPE) else bytes([each])
-            for each in given
+            for each in message
         )
         self._connection.sendall(escaped + bytes([end]))
 
     def _hear(self) -> tuple[int, bytes]:
-        result, escaped = bytearray(), False
+        frame, escaped = bytearray(), False
         while byte := self._connection.recv(1):
             if byte[0] in (self._MESSAGE, self._ORDER):
                 if byte[0] == self._ORDER:
-                    self.orders.append(result[0])
-                return byte[0], bytes(result)
+                    self.orders.append(frame[0])
+                return byte[0], bytes(frame)
             if byte[0] == self._ESCAPE:
                 escaped = True
                 continue
-            result.append(byte[0] & ~0x10 if escaped else byte[0])
+            frame.append(byte[0] & ~0x10 if escaped else byte[0])
             escaped = False
         raise ConnectionResetError
 

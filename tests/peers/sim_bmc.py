@@ -105,11 +105,11 @@ class FaultyChassis(bmc.Chassis):
             self.cause = _CAUSE_OF_POLICY.get(self.policy, _POWER_BUTTON)
             self.event = _AC_FAILED
 
-    def obey(self, answer: dict[str, Any]) -> None:
-        if "faults" not in answer:
-            super().obey(answer)
+    def obey(self, order: dict[str, Any]) -> None:
+        if "faults" not in order:
+            super().obey(order)
             return
-        self.faults = Faults(**answer["faults"])
+        self.faults = Faults(**order["faults"])
         self._busy = self.faults.busy
         report(heard="faults")
 

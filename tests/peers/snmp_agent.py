@@ -110,9 +110,9 @@ class SimUser:
 
     def open(self, message: bytes) -> Request:
         """Check and decrypt a message. Raises pyasn1's errors, or ReportError with what RFC 3414 3.2 answers."""
-        output, _ = decoder.decode(message, asn1Spec=SNMPv3Message())
-        message_id, flags = int(output[1][0]), bytes(output[1][2])[0]
-        parameters, _ = decoder.decode(output[2], asn1Spec=UsmSecurityParameters())
+        parsed, _ = decoder.decode(message, asn1Spec=SNMPv3Message())
+        message_id, flags = int(parsed[1][0]), bytes(parsed[1][2])[0]
+        parameters, _ = decoder.decode(parsed[2], asn1Spec=UsmSecurityParameters())
         engine, boots, time_s = bytes(parameters[0]), int(parameters[1]), int(parameters[2])
         if engine != self.engine_id:
             raise ReportError(_UNKNOWN_ENGINE, message_id)
@@ -126,7 +126,7 @@ class SimUser:
             raise ReportError(_WRONG_DIGEST, message_id) from None
         if boots != self.boots or abs(time_s - self.engine_time_s) > _WINDOW_S:
             raise ReportError(_NOT_IN_WINDOW, message_id, authenticated=True)
-        scoped = output[3].getComponent()
+        scoped = parsed[3].getComponent()
         if flags & _PRIV:
             key = univ.OctetString(self._priv_key)
             try:
@@ -351,8 +351,8 @@ class SnmpAgent:
         version = int(api.decodeMessageVersion(message))
         if version == 3:
             return self._answer_v3(message)
-        output, _ = decoder.decode(message, asn1Spec=api.PROTOCOL_MODULES[version].Message())
-        community, pdu = bytes(output[1]), _Pdu.parse(bytes(encoder.encode(output[2].getComponent())))
+        parsed, _ = decoder.decode(message, asn1Spec=api.PROTOCOL_MODULES[version].Message())
+        community, pdu = bytes(parsed[1]), _Pdu.parse(bytes(encoder.encode(parsed[2].getComponent())))
         if community not in {self._read, self._write}:
             return None
         answer = self._respond(pdu, v1=version == 0, may_write=community == self._write)

@@ -49,8 +49,8 @@ class Program:
         keep_secret(folder / "bmc-password", password)
         keep_secret(folder / "page-key", PAGE_KEY)
         self.host = SentinelEffector(options_of(folder, "n1", (f"http://127.0.0.1:{self.port}",)), feeds=("a",))
-        result = SETTINGS.format(port=self.port, folder=folder, nut=nut, bmc=bmc)
-        (folder / "sentinel.yaml").write_text(result, encoding="utf-8")
+        text = SETTINGS.format(port=self.port, folder=folder, nut=nut, bmc=bmc)
+        (folder / "sentinel.yaml").write_text(text, encoding="utf-8")
 
     @property
     def log(self) -> str:

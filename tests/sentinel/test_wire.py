@@ -23,8 +23,8 @@ ASKED = wire.Request(
 
 
 def body(**changed: Any) -> bytes:  # noqa: ANN401
-    answer = {**json.loads(wire.encode("store", ASKED)), **changed}
-    return json.dumps({name: value for name, value in answer.items() if value is not ...}).encode()
+    request = {**json.loads(wire.encode("store", ASKED)), **changed}
+    return json.dumps({name: value for name, value in request.items() if value is not ...}).encode()
 
 
 @pytest.mark.parametrize("kind", wire.PATHS)

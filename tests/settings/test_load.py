@@ -45,13 +45,13 @@ def mistakes(folder: Path, text: str) -> list[str]:
 
 
 def test_a_key_that_reads_as_a_mark_of_pydantic_is_unknown(tmp_path: Path) -> None:
-    (problems,) = mistakes(tmp_path, LEAST + '"[key]": 1\n')
-    assert problems.startswith("powerguard.yaml:6:1: '[key]': unknown key (known here: ")
+    (found,) = mistakes(tmp_path, LEAST + '"[key]": 1\n')
+    assert found.startswith("powerguard.yaml:6:1: '[key]': unknown key (known here: ")
 
 
 def test_the_journal_is_not_the_queue_of_messages(tmp_path: Path) -> None:
-    (problems,) = mistakes(tmp_path, LEAST + "journal: {path: /var/lib/x/messages.sqlite}\n")
-    assert problems.endswith("messages.sqlite is the queue of messages there; give another name")
+    (found,) = mistakes(tmp_path, LEAST + "journal: {path: /var/lib/x/messages.sqlite}\n")
+    assert found.endswith("messages.sqlite is the queue of messages there; give another name")
 
 
 def test_the_least_that_is_needed(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
 )
 def test_a_mistake_says_what_would_be_right(tmp_path: Path, setting: str, problem: str) -> None:
     least = "mode: dry-run\n\n\n\n\n" if setting.startswith("ups:") else LEAST
-    (problems,) = mistakes(tmp_path, f"{least}{setting}\n")
-    place, _, what = problems.partition(": ")
+    (found,) = mistakes(tmp_path, f"{least}{setting}\n")
+    place, _, what = found.partition(": ")
     assert place.startswith("powerguard.yaml:6:")
     assert what.startswith(problem)
 
@@ -159,8 +159,8 @@ def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str
     ],
 )
 def test_names_must_agree(tmp_path: Path, more: str, problem: str) -> None:
-    (problems,) = mistakes(tmp_path, f"{LEAST}{more}\n")
-    assert problems.startswith(f"powerguard.yaml:{problem}")
+    (found,) = mistakes(tmp_path, f"{LEAST}{more}\n")
+    assert found.startswith(f"powerguard.yaml:{problem}")
 
 
 def two(first: str, second: str, *, feeds: str = "rack-a, rack-b") -> str:
@@ -193,12 +193,12 @@ APCUPSD = "{kind: apcupsd, host: localhost}"
 )
 def test_one_peer_is_no_second_witness(tmp_path: Path, first: str, second: str, golden: Golden) -> None:
     """Whatever else is written: within one UPS it is no witness, and as two UPSes it hides the loss of one."""
-    (problems,) = mistakes(tmp_path, f"mode: dry-run\nups:\n  rack-a:\n    sources: [{first}, {second}]\n")
-    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-a\.sources\[1\]: ", problems)
-    golden("load", problems, "one UPS")
-    (problems,) = mistakes(tmp_path, two(first, second))
-    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-b\.sources\[0\]: ", problems)
-    golden("load", problems, "two UPSes")
+    (found,) = mistakes(tmp_path, f"mode: dry-run\nups:\n  rack-a:\n    sources: [{first}, {second}]\n")
+    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-a\.sources\[1\]: ", found)
+    golden("load", found, "one UPS")
+    (found,) = mistakes(tmp_path, two(first, second))
+    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-b\.sources\[0\]: ", found)
+    golden("load", found, "two UPSes")
 
 
 @pytest.mark.parametrize(
@@ -365,16 +365,16 @@ def test_where_each_value_comes_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
 def test_an_empty_file_says_what_it_needs(tmp_path: Path, text: str, golden: Golden) -> None:
-    (problems,) = mistakes(tmp_path, text)
-    assert problems.startswith("powerguard.yaml: ")
-    golden("load", problems)
+    (found,) = mistakes(tmp_path, text)
+    assert found.startswith("powerguard.yaml: ")
+    golden("load", found)
 
 
 @pytest.mark.parametrize("text", ["- a\n", "mode\n", "5\n", "'mode: armed'\n"])
 def test_a_file_that_is_no_map(tmp_path: Path, text: str, golden: Golden) -> None:
-    (problems,) = mistakes(tmp_path, text)
-    assert problems.startswith("powerguard.yaml:1:1: ")
-    golden("load", problems)
+    (found,) = mistakes(tmp_path, text)
+    assert found.startswith("powerguard.yaml:1:1: ")
+    golden("load", found)
 
 
 def test_a_missing_file_says_where_settings_come_from(tmp_path: Path) -> None:
@@ -458,9 +458,9 @@ def test_where_the_schema_says_nothing_no_value_is_shown(tmp_path: Path, golden:
     path = write(tmp_path, f"{LEAST}bmc: {{kind: ipmi-lan, password: {SECRET}}}\n")
     with pytest.raises(SettingsError) as caught:
         validate(Settings, read_files(path), schema=dict)
-    (mistakes_found,) = caught.value.problems
-    assert mistakes_found.startswith(f"{path}:6:33: bmc.password: ")
-    golden("load", mistakes_found)
+    (found,) = caught.value.problems
+    assert found.startswith(f"{path}:6:33: bmc.password: ")
+    golden("load", found)
 
 
 _schema = functools.cache(json_schema)  # a tenth of a second each time

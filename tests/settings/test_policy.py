@@ -55,10 +55,10 @@ def test_an_old_battery_counts_for_less(installed: str | None, months: int | Non
     assert policy_of(with_ups(battery_installed=installed)).health == health
 
 
-@pytest.mark.parametrize(("expected", "health", "replaced"), [(0.9, 0.9, 0.6), (0.4, 0.4, 0.4)])
-def test_a_measured_health_is_taken_as_it_is(expected: float, health: float, replaced: float) -> None:
+@pytest.mark.parametrize(("health_set", "health", "replaced"), [(0.9, 0.9, 0.6), (0.4, 0.4, 0.4)])
+def test_a_measured_health_is_taken_as_it_is(health_set: float, health: float, replaced: float) -> None:
     """Even a battery that asks to be replaced is never taken for better than measured."""
-    got = policy_of(made(budget={"health": expected}))
+    got = policy_of(made(budget={"health": health_set}))
     assert (got.health, got.health_replace) == (health, replaced)
 
 

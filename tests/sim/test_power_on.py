@@ -58,8 +58,8 @@ def moments(facts: ReturnFacts) -> dict[str, float]:
 
 def back_at(end_s: float, facts: ReturnFacts, **changes: object) -> Result:
     """Play an outage that ends at end_s."""
-    outcome = replace(scene(), cuts=(Cut(begin_s=0.0, end_s=end_s),), returns=facts, **changes)  # type: ignore[arg-type]
-    result = play(outcome, SITE, Guarded)
+    changed = replace(scene(), cuts=(Cut(begin_s=0.0, end_s=end_s),), returns=facts, **changes)  # type: ignore[arg-type]
+    result = play(changed, SITE, Guarded)
     assert result.violations == []
     return result
 
@@ -126,12 +126,12 @@ def test_between_the_last_look_and_the_power_off_with_the_output() -> None:
     assert (result.stranded, result.dirty) == (False, [])
 
 
-@pytest.mark.parametrize("expected", ["cycles", "stays_off"])
-def test_off_before_the_cut_and_the_ups_stays_off(expected: str) -> None:
+@pytest.mark.parametrize("declared", ["cycles", "stays_off"])
+def test_off_before_the_cut_and_the_ups_stays_off(declared: str) -> None:
     """A profile that says so is never told to cut, and C covers; one that lies leaves a room without power."""
     end_s = moments(OUTPUT)["off"] + 5.0
-    lies = ReturnFacts(output="stays_off", declared=expected, sentinel=True)
-    assert back_at(end_s, lies).stranded is (expected == "cycles")
+    lies = ReturnFacts(output="stays_off", declared=declared, sentinel=True)
+    assert back_at(end_s, lies).stranded is (declared == "cycles")
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_after_hours(facts: ReturnFacts, waker: Waker) -> None:
 
 def test_a_clock_that_wakes_the_host_on_battery_ends_in_no_loop() -> None:
     """The gate holds, the host goes down again, and each time it will stay off for longer."""
-    outcome = replace(scene(), cuts=(Cut(begin_s=0.0, end_s=3 * 86400.0),), returns=ReturnFacts(rtc=True))
+    changed = replace(scene(), cuts=(Cut(begin_s=0.0, end_s=3 * 86400.0),), returns=ReturnFacts(rtc=True))
     large = SITE.model_copy(update={"host": SITE.host.model_copy(update={"load": 0.1})})
-    result = play(outcome, large, Guarded)
+    result = play(changed, large, Guarded)
     assert result.violations == []
     assert result.shutdowns + len(result.dirty) <= 8
 

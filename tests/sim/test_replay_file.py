@@ -183,11 +183,11 @@ def test_all_feeds_of_the_host_are_played(tmp_path: Path) -> None:
     (recording,) = load(str(path), Wanted(policy=replace(alone, feeds=feeds), default=DEFAULT))
     assert {event.ups for event in recording.legs[0].events if isinstance(event, Reading)} == {"a", "b"}
     played = replay(recording)
-    given = {line.note.event: line.t_s for line in played.lines if line.note is not None}
-    assert (given["redundancy_lost_raised"], given["outage_began"]) == (21.0, 41.0)
+    times = {line.note.event: line.t_s for line in played.lines if line.note is not None}
+    assert (times["redundancy_lost_raised"], times["outage_began"]) == (21.0, 41.0)
     (one,) = load(str(path), Wanted(policy=replace(alone, feeds=feeds), default=DEFAULT, ups="a"))
-    given = {line.note.event: line.t_s for line in replay(one).lines if line.note is not None}
-    assert given["outage_began"] == 21.0, "of one that is asked for, the others are left aside"
+    times = {line.note.event: line.t_s for line in replay(one).lines if line.note is not None}
+    assert times["outage_began"] == 21.0, "of one that is asked for, the others are left aside"
 
 
 def test_a_feed_that_falls_silent_in_the_file_is_lost(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_a_feed_that_falls_silent_in_the_file_is_lost(tmp_path: Path) -> None:
     alone = replace(DEFAULT, ups="a", runtime_table=((0.4, 700.0), (0.8, 320.0)))
     feeds = tuple(FeedPolicy(policy=replace(alone, ups=name)) for name in ("a", "b"))
     (recording,) = load(str(path), Wanted(policy=replace(alone, feeds=feeds), default=DEFAULT))
-    given = {line.note.event: line.t_s for line in replay(recording).lines if line.note is not None}
-    assert 22.0 < given["outage_began"] < 30.0
+    times = {line.note.event: line.t_s for line in replay(recording).lines if line.note is not None}
+    assert 22.0 < times["outage_began"] < 30.0
 
 
 def test_two_sources_of_one_ups_are_heard_together(tmp_path: Path) -> None:

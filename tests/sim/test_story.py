@@ -73,8 +73,8 @@ class ScriptedWorld:
         for after_s, event, each in self.cuts.pop(0):
             asyncio.get_running_loop().call_later(after_s, self._tell, now_s + after_s, event, each)
 
-    def _tell(self, at_s: float, event: str, answer: dict[str, object]) -> None:
-        payload: dict[str, object] = {"numbers": [list(pair) for pair in answer.items()]}
+    def _tell(self, at_s: float, event: str, numbers: dict[str, object]) -> None:
+        payload: dict[str, object] = {"numbers": [list(pair) for pair in numbers.items()]}
         self._lines.append(
             Line(
                 seq=len(self._lines) + 1,

@@ -156,12 +156,12 @@ def test_seconds_on_battery_count_from_the_plug() -> None:
 
 def answers_of(ups: SimUps) -> dict[str, Answer]:
     """What our poller would have of it."""
-    given: dict[str, Answer] = {}
+    answers: dict[str, Answer] = {}
     for name, value in ups.apc_table().items():
         content = value.content
         assert content is not None
-        given[name] = Oid(content) if isinstance(content, str) else content
-    return given
+        answers[name] = Oid(content) if isinstance(content, str) else content
+    return answers
 
 
 def test_the_card_is_understood_by_our_own_profiles() -> None:

@@ -85,9 +85,9 @@ def test_a_fault_that_nobody_awaits_ends_the_world() -> None:
         asyncio.get_running_loop().call_later(5.0, broken)
         await rest(10.0)
 
-    with pytest.raises(RuntimeError, match=r"virtual time: Exception in callback") as result:
+    with pytest.raises(RuntimeError, match=r"virtual time: Exception in callback") as caught:
         play(world())
-    assert isinstance(result.value.__cause__, ValueError)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_a_timeout_ends_what_takes_too_long() -> None:

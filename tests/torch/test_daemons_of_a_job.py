@@ -86,7 +86,7 @@ async def test_two_upses_hold_one_job_until_both_are_back() -> None:
         one.ups.utility = True
         held = await one.note("training_held", hosts="gpu1")
         await one.note("outage_ended")
-        await one.status_shows(lambda given: given["trainers"][0]["held_by"] == "gpu1", "who holds training")
+        await one.status_shows(lambda status: status["trainers"][0]["held_by"] == "gpu1", "who holds training")
         assert numbers(held)["trainer"] == "many"
         assert [each.step for each in ranks] == [step, step]
         other.ups.utility = True
@@ -110,7 +110,7 @@ async def test_the_other_daemon_knows_why_the_job_has_ended(capsys: pytest.Captu
         assert hosts.all[1].end() == 75
         gone = await other.note("trainer_gone")
         assert gone.because == ended.because
-        await other.status_shows(lambda given: given["trainers"][0]["ended_by"] == ended.because, "why it has ended")
+        await other.status_shows(lambda status: status["trainers"][0]["ended_by"] == ended.because, "why it has ended")
         await other.until((other.folder / "started").exists, "training to be started again")
         step = ranks[1].step
         hosts.start()

@@ -577,20 +577,18 @@ class Extra(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "expected",
+    "extra",
     [
         {"seen": 3, "scale": torch.ones(1)},
         torch.arange(5),  # Transformer Engine returns one tensor, longer than that of a fresh module
         torch.empty(0),
     ],
 )
-def test_extra_state_of_a_module_comes_back(expected: object) -> None:
+def test_extra_state_of_a_module_comes_back(extra: object) -> None:
     one, other = (nn.Sequential(nn.Linear(1, 1), Extra(), nn.ParameterList([torch.empty(0)])) for _ in range(2))
-    one[1].extra, other[1].extra = expected, torch.ones(2)
+    one[1].extra, other[1].extra = extra, torch.ones(2)
     carried(TorchState(model=one), TorchState(model=other))
-    assert (
-        round_trip(other[1].extra) == expected if isinstance(expected, dict) else torch.equal(other[1].extra, expected)
-    )
+    assert round_trip(other[1].extra) == extra if isinstance(extra, dict) else torch.equal(other[1].extra, extra)
 
 
 class Lax(nn.Linear):
@@ -1323,9 +1321,11 @@ def test_what_is_half_loaded_is_said() -> None:
         def load_state_dict(self, state: dict[str, int]) -> None:
             raise IndexError(state["there"])
 
-    result = r"^sampler: was not put back \(KeyError: 'there'\); what comes before it has been \(make all objects again"
+    pattern = (
+        r"^sampler: was not put back \(KeyError: 'there'\); what comes before it has been \(make all objects again"
+    )
     model = nn.Linear(1, 1)
-    with pytest.raises(StateError, match=result):
+    with pytest.raises(StateError, match=pattern):
         carried(TorchState(model=model, sampler=Other()), TorchState(model=model, sampler=Refusing()))
 
 

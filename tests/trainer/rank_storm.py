@@ -230,7 +230,7 @@ def storm(folder: Path, seed: int, seconds: float, hosts: Sequence[str], *, kill
         theirs.close()
         pipes.append(pipe)
         processes.append(process)
-    given: dict[str, Any] = {"committed": 0, "ranks": []}
+    result: dict[str, Any] = {"committed": 0, "ranks": []}
     until_s = time.monotonic() + seconds + 100.0
     kill_at_s = time.monotonic() + chance.uniform(0.5, seconds) if kill else until_s
     open_pipes = list(pipes)
@@ -243,10 +243,10 @@ def storm(folder: Path, seed: int, seconds: float, hosts: Sequence[str], *, kill
                 open_pipes.remove(pipe)
                 continue
             if "committed" in said:
-                given["committed"] = max(given["committed"], said["committed"])
+                result["committed"] = max(result["committed"], said["committed"])
                 kill_at_s = min(kill_at_s, time.monotonic() + chance.uniform(0, seconds)) if kill else kill_at_s
             else:
-                given["ranks"].append(said)
+                result["ranks"].append(said)
         if kill and time.monotonic() > kill_at_s:
             os.kill(processes[chance.randrange(len(hosts))].pid or 0, signal.SIGKILL)
             time.sleep(chance.uniform(0, 0.2))
@@ -256,10 +256,10 @@ def storm(folder: Path, seed: int, seconds: float, hosts: Sequence[str], *, kill
     for process in processes:
         process.join(30.0)
         if process.is_alive():
-            given["hung"] = True
+            result["hung"] = True
             process.kill()
         process.join()
-    return given
+    return result
 
 
 def judged(folder: Path, answer: Mapping[str, Any], hosts: Sequence[str], seed: int) -> list[str]:

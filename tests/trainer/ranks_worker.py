@@ -54,20 +54,20 @@ class Worker:
     def listen(self) -> None:
         while True:
             try:
-                result: dict[str, Any] = self.pipe.recv()
+                order: dict[str, Any] = self.pipe.recv()
             except EOFError:
                 os._exit(1)
             try:
-                if "open" in result:
-                    opened = self.agreement.open(TriggerRequest(**result["open"]))
+                if "open" in order:
+                    opened = self.agreement.open(TriggerRequest(**order["open"]))
                     self.say(opened=opened.number)
                     threading.Thread(target=self.watch, args=[opened.number], daemon=True).start()
-                elif "watch" in result:
-                    threading.Thread(target=self.watch, args=[result["watch"]], daemon=True).start()
-                elif "resume" in result:
+                elif "watch" in order:
+                    threading.Thread(target=self.watch, args=[order["watch"]], daemon=True).start()
+                elif "resume" in order:
                     self.agreement.resume()
-                    self.say(resumed=result["resume"])
-                elif "stop" in result:
+                    self.say(resumed=order["resume"])
+                elif "stop" in order:
                     self.stop.set()
             except RanksError as error:
                 self.say(refused=str(error))

@@ -303,6 +303,6 @@ def test_long_random_walks_agree() -> None:
             ways = list(moves(world, 12))
             if not ways:
                 break
-            result, world = dice.choice(ways)
-            check(world, 12, result)
+            move, world = dice.choice(ways)
+            check(world, 12, move)
         assert settled(world, 12), world

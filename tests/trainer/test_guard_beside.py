@@ -847,10 +847,10 @@ def test_a_disk_that_holds_up_an_offer_holds_up_nothing_else(job: Job) -> None:
     step = job.step()
     try:
         assert uploads.is_offered.wait(60)
-        result = threading.Thread(target=lambda: job.of("e"), daemon=True)
-        result.start()
-        result.join(60)
-        assert not result.is_alive()
+        thread = threading.Thread(target=lambda: job.of("e"), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
         assert (job.of("e").phase, job.of("e").step) == (Phase.COMMITTED, step)
         job.step()
     finally:

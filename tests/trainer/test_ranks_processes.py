@@ -52,15 +52,15 @@ class Processes:
         for pipe in wait([pipe for pipe in self.pipes if not pipe.closed], timeout_s):
             assert isinstance(pipe, Connection)
             try:
-                result: dict[str, Any] = pipe.recv()
+                message: dict[str, Any] = pipe.recv()
             except (EOFError, ConnectionResetError):
                 pipe.close()
                 continue
-            self.said.append(result)
-            if "answer" in result:
-                key = result["answer"], result["rank"]
-                assert self.answers.get(key, result) == result, "a rank took its word back"
-                self.answers[key] = result
+            self.said.append(message)
+            if "answer" in message:
+                key = message["answer"], message["rank"]
+                assert self.answers.get(key, message) == message, "a rank took its word back"
+                self.answers[key] = message
 
     def until(self, true: Callable[[], object], timeout_s: float = 60.0) -> None:
         until_s = time.perf_counter() + timeout_s

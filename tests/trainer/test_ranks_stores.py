@@ -53,11 +53,11 @@ def refused(join: Callable[[float], object], words: str) -> None:
     {}: that time.
     """
     for join_s in (0.5, 20.0):
-        with pytest.raises(RanksError) as result:
+        with pytest.raises(RanksError) as caught:
             join(join_s)
-        if words.format(f"{join_s:g}") in str(result.value):
+        if words.format(f"{join_s:g}") in str(caught.value):
             return
-    raise result.value
+    raise caught.value
 
 
 @pytest.fixture(params=["memory", "unix"])
@@ -183,9 +183,9 @@ def test_a_forked_worker_holds_no_connection_of_a_rank(tmp_path: Path) -> None:
         until_s = time.monotonic() + 60.0
         while "refused" not in said:  # the thread that accepts takes a moment to leave the socket
             assert time.monotonic() < until_s, said
-            with pytest.raises(RanksError) as result:
+            with pytest.raises(RanksError) as caught:
                 two.check("key")
-            said = str(result.value)
+            said = str(caught.value)
     finally:
         os.close(ended)
         os.close(heard)
@@ -316,9 +316,9 @@ def test_a_socket_of_another_user_is_not_joined(tmp_path: Path) -> None:
 
 def joined(path: Path) -> str:
     """What keeps a rank 1 from joining there."""
-    with pytest.raises(RanksError) as result:
+    with pytest.raises(RanksError) as caught:
         SocketRanks(path, 1, 2, join_s=0.1)
-    return str(result.value)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(

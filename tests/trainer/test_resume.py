@@ -346,8 +346,8 @@ def test_a_root_that_cannot_be_listed_is_no_empty_one_on_any_rank(root: Path) ->
 
 def test_a_checkpoint_of_another_job_is_refused(root: Path) -> None:
     save(root, 7, job="vision")
-    result = rf"^{root}/step-0+7-\w+: .*'vision', not to 'llm' \(.*a renamed job goes on under its old name"
-    with pytest.raises(ResumeError, match=result):
+    pattern = rf"^{root}/step-0+7-\w+: .*'vision', not to 'llm' \(.*a renamed job goes on under its old name"
+    with pytest.raises(ResumeError, match=pattern):
         resumed(root)
 
 

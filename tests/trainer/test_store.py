@@ -557,8 +557,8 @@ def test_slots_lead_nowhere_else(store: Store, root: Path, tmp_path: Path) -> No
 
 
 def test_a_disk_too_full_for_slots_says_so(store: Store) -> None:
-    result = r"takes 45486\d\d\.\d GB, for 2 kept .* and 2 slots .* of 11371\d\d\.\d GB; there are .*no room \(free "
-    with pytest.raises(StoreError, match=rf"^{store.root}: {result}"):
+    pattern = r"takes 45486\d\d\.\d GB, for 2 kept .* and 2 slots .* of 11371\d\d\.\d GB; there are .*no room \(free "
+    with pytest.raises(StoreError, match=rf"^{store.root}: {pattern}"):
         store.prepare(1 << 50)
 
 

@@ -39,9 +39,9 @@ def following(root: Path, *, hosts: int = 1) -> Store:
     return Store(root, job="test", rank=1, ranks=2, hosts=hosts, leader=False, chunk_bytes=PAGE)
 
 
-def write(store: Store, name: str, step: int, given: Progress | None = None, *, urgent: bool = False) -> Shard:
+def write(store: Store, name: str, step: int, progress: Progress | None = None, *, urgent: bool = False) -> Shard:
     with Snapshot() as snapshot:
-        return store.write_shard(name, store.rank, snapshot, snapshot.take(items(step)), given, urgent=urgent)
+        return store.write_shard(name, store.rank, snapshot, snapshot.take(items(step)), progress, urgent=urgent)
 
 
 def both(leader: Store, other: Store, step: int, token: str) -> None:

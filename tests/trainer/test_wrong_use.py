@@ -200,7 +200,7 @@ def test_a_state_of_odd_sizes_is_told_at_its_first_step_and_costs_nothing(
     items: list[Odd] = []
     state = Parts(dict, lambda _: None)
     state.items = lambda: items  # type: ignore[assignment,method-assign,return-value]
-    for odd, each in (
+    for odd, expected in (
         ({"size_bytes": float("nan")}, "w: nan bytes in the shape (10,) do not describe a buffer"),
         ({"size_bytes": -4}, "w: -4 bytes in the shape"),
         ({"shape": (float("nan"),)}, "w: 10 bytes in the shape (nan,)"),
@@ -211,10 +211,13 @@ def test_a_state_of_odd_sizes_is_told_at_its_first_step_and_costs_nothing(
             good = guard.save(guard.restore() + 1)
             items[:] = [Odd(**odd)]
             guard.step(good.step + 1)
-            assert f"measuring the state failed: {'Store' if 'w:' in each else 'Manifest'}Error: {each}" in caplog.text
+            assert (
+                f"measuring the state failed: {'Store' if 'w:' in expected else 'Manifest'}Error: {expected}"
+                in caplog.text
+            )
             with pytest.raises(StoreError) as caught:
                 guard.save(Index(good.step + 1))  # type: ignore[arg-type]
-            assert each in str(caught.value)
+            assert expected in str(caught.value)
             assert newest_in(tmp_path / "root") == good
             with pytest.raises(TypeError, match=r"^step is 1\.5: must be a whole number"):
                 guard.step(1.5)  # type: ignore[arg-type]

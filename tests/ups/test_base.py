@@ -72,24 +72,24 @@ def test_the_old_addresses_serve_while_the_name_service_hangs() -> None:
     v4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))
     v6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 3))
 
-    async def result(loop: Loop, found: list[Any] | None) -> list[str]:
+    async def addresses(loop: Loop, found: list[Any] | None) -> list[str]:
         loop.found = found
         return list(await resolver.addresses(0.01))
 
     with asyncio.Runner(loop_factory=Loop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, Loop)
-        assert runner.run(result(loop, [v6, v4])) == ["192.0.2.1", "fe80::1%3"]
-        assert runner.run(result(loop, None)) == ["192.0.2.1", "fe80::1%3"]
+        assert runner.run(addresses(loop, [v6, v4])) == ["192.0.2.1", "fe80::1%3"]
+        assert runner.run(addresses(loop, None)) == ["192.0.2.1", "fe80::1%3"]
         resolver.close()
-        assert runner.run(result(loop, [v4])) == ["192.0.2.1"]
+        assert runner.run(addresses(loop, [v4])) == ["192.0.2.1"]
 
 
 def test_the_old_addresses_serve_in_the_time_of_an_answer_on_battery() -> None:
     """A card that misses one poll is looked up again, in an outage that has taken the name service: 0.8 s for all."""
     resolver = Resolver(HOST, OSError)
 
-    async def outcome(loop: Loop) -> list[str]:
+    async def addresses(loop: Loop) -> list[str]:
         loop.found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
         await resolver.addresses()
         loop.found = None
@@ -99,13 +99,13 @@ def test_the_old_addresses_serve_in_the_time_of_an_answer_on_battery() -> None:
     with asyncio.Runner(loop_factory=Loop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, Loop)
-        assert runner.run(outcome(loop)) == ["192.0.2.1"]
+        assert runner.run(addresses(loop)) == ["192.0.2.1"]
 
 
 def test_an_order_knows_the_address_that_its_source_has_found() -> None:
     """Each order opens a connection of its own; the name service may be gone by then."""
 
-    async def answer(loop: Loop) -> list[str]:
+    async def addresses(loop: Loop) -> list[str]:
         loop.found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
         await Resolver(HOST, OSError).addresses()
         loop.found = None
@@ -118,4 +118,4 @@ def test_an_order_knows_the_address_that_its_source_has_found() -> None:
     with asyncio.Runner(loop_factory=Loop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, Loop)
-        assert runner.run(answer(loop)) == ["192.0.2.1"]
+        assert runner.run(addresses(loop)) == ["192.0.2.1"]

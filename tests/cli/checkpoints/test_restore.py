@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_refused(job: Path, tmp_path: Path, capsys: pytest.
     save(tmp_path / "other", 40, ranks=2, job="other")
     before = tree(job)
     into = ["--into", str(job), "--only", "model.*", "--yes"]
-    for words, each in [
+    for words, expected in [
         ([str(tmp_path / "one"), *into], "of 2 ranks on 1 hosts"),
         ([str(tmp_path / "other"), *into], "of job 'llm'"),
         ([str(job), "--step", "30", *into], "its newest checkpoint is the selected one"),
@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_refused(job: Path, tmp_path: Path, capsys: pytest.
         (["--to", str(tmp_path / "new")], "name the checkpoint"),
     ]:
         assert main(["checkpoints", "restore", *words]) == 1
-        assert each in said(capsys)
+        assert expected in said(capsys)
     assert tree(job) == before
 
 

@@ -72,17 +72,17 @@ def test_a_cap_that_stands_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "said"),
+    ("fields", "said"),
     [
         ({"test_since_s": 12.0}, "the UPS tests its battery: wait until the test has ended"),
         ({"countdown_at_s": 500.0}, "a countdown of the UPS to output off is running: cancel it first"),
     ],
 )
-def test_what_the_ups_has_begun_by_itself_is_waited_for(expected: dict[str, float], said: str) -> None:
+def test_what_the_ups_has_begun_by_itself_is_waited_for(fields: dict[str, float], said: str) -> None:
     """Its newest reading may well say utility: the charge is not settled, or the output is about to be cut."""
     reading = Reading(at_s=20.0, ups="ups", source="s", output_source=OutputSource.UTILITY, charge_pct=100.0)
     state = State(
-        feed=Feed(supply=Supply.UTILITY, reading=reading, utility_seen=True, **expected),  # type: ignore[arg-type]
+        feed=Feed(supply=Supply.UTILITY, reading=reading, utility_seen=True, **fields),  # type: ignore[arg-type]
         battery=Battery(at_s=20.0, left=0.75),
     )
     assert checks.refusal(make_policy(WORDS.split()), state, 20.0, ("policy",), "simulated") == said

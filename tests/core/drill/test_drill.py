@@ -88,14 +88,14 @@ def test_a_checkpoint_of_just_half_an_hour_is_recent() -> None:
 
 def test_a_pause_of_an_outage_that_lands_after_it_is_undone() -> None:
     """On utility, without a drill, nobody waits for it and nobody may stand still because of it; on battery it may."""
-    for phase, each in (("utility load=75 charge=100", 1), ("battery load=75 charge=99", 0)):
+    for phase, expected in (("utility load=75 charge=100", 1), ("battery load=75 charge=99", 0)):
         player = Player()
         player.play(f"policy {WORDS}\n{READY}\n16..20 {phase}")
         late = PauseTrainer(id="late", by_s=30.0, trainer="llm", outage="o")
         player.send(Done(at_s=20.5, action=late, took_s=9.0, detail=(("paused", True),)))
         player.send(Tick(at_s=21.0))
         assert player.result is not None
-        assert len(player.result.ordered(ResumeTrainer)) == each
+        assert len(player.result.ordered(ResumeTrainer)) == expected
 
 
 def test_a_checkpoint_of_somebody_else_survives_a_restart_in_a_drill() -> None:

@@ -148,9 +148,9 @@ def test_halves_that_are_one_and_a_half_percent_apart_still_agree() -> None:
 # --- Speed ------------------------------------------------------------------------------------------------------------
 
 
-def seen(*value: tuple[float, int | None], alive: bool = True) -> DrillStage:
+def seen(*samples: tuple[float, int | None], alive: bool = True) -> DrillStage:
     found = CAP
-    for at_s, number in value:
+    for at_s, number in samples:
         found = measures.watch_trainer(found, TrainerSeen(at_s=at_s, trainer="a", alive=alive, step=number))
     return found
 

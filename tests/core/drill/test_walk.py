@@ -97,13 +97,13 @@ class World:
             assert state.drill.stage not in ("outage", "handed_over")
 
 
-def _readings(world: World, seconds: int, source: str, **answer: object) -> World:
+def _readings(world: World, seconds: int, source: str, **fields: object) -> World:
     for _ in range(seconds):
         at_s = world.now_s + 1.0
         reading = Reading(
             at_s=at_s, ups="ups", source="snmp", output_source=OutputSource(source), load_pct=75.0, charge_pct=100.0
         )
-        world = world.after(replace(reading, **answer))  # type: ignore[arg-type]
+        world = world.after(replace(reading, **fields))  # type: ignore[arg-type]
     return world
 
 
@@ -162,9 +162,9 @@ def _is_told(state: State, running: Drill) -> bool:
     return state.learned.drill is not None and state.learned.drill.id == running.id
 
 
-def _seen(world: World, **answer: object) -> World:
+def _seen(world: World, **fields: object) -> World:
     seen = TrainerSeen(at_s=world.now_s, trainer="llm", alive=True, conduct=Conduct.PAUSE, paused=world.stands)
-    return world.after(replace(seen, **answer))  # type: ignore[arg-type]
+    return world.after(replace(seen, **fields))  # type: ignore[arg-type]
 
 
 LETTERS: dict[str, Callable[[World], World]] = {

@@ -57,12 +57,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "expected"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "body"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
 async def test_an_error_with_status_200_is_no_delivery(
-    services: Services, tmp_path: Path, name: str, expected: object
+    services: Services, tmp_path: Path, name: str, body: object
 ) -> None:
     """The bots answer 200 for a message that nobody sees; it is sent again until it is taken."""
-    services.refusals.append((200, expected))
+    services.refusals.append((200, body))
     async with post(options(**{name: target(services, tmp_path, name)}), tmp_path) as made:
         made.hear(*began())
         await made.until(lambda: made.view(name).failed, "the refusal")

@@ -216,7 +216,7 @@ async def test_nobody_there(tmp_path: Path) -> None:
 async def test_a_certificate_is_verified(tmp_path: Path) -> None:
     """Verification is on; an expired one, and one of an authority that is not named, are not believed."""
     authority = Authority(tmp_path)
-    for days, names, each in (
+    for days, names, expected in (
         (7, ("127.0.0.1",), (True, "200 ok")),
         (-7, ("127.0.0.1",), (False, "its certificate does not verify (certificate has expired): see ca_file")),
         (7, ("other.example",), None),
@@ -227,7 +227,7 @@ async def test_a_certificate_is_verified(tmp_path: Path) -> None:
         runner = await serve(receiver, tls)
         async with post(options(hook=hook(receiver, tmp_path, ca_file=str(authority.pem))), tmp_path) as made:
             found = (await made.messenger.test(["hook"], 30.0))["hook"]
-            assert found == each if each else (found[0] is False and "does not verify" in found[1])
+            assert found == expected if expected else (found[0] is False and "does not verify" in found[1])
         async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
             assert (await made.messenger.test(["hook"], 30.0))["hook"][0] is False
         await runner.cleanup()

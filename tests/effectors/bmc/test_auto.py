@@ -137,10 +137,10 @@ async def test_bracket_sets_it_for_the_outage_and_tells_what_to_put_back(device:
         assert device.policy == "always-off"
         first = dict(await mine.carry_out(ENSURE))
         assert (first["policy"], first["restore"], device.policy) == ("always-on", "always-off", "always-on")
-        for folder, each in ((device.folder, "always-off"), (None, None)):
+        for folder, expected in ((device.folder, "always-off"), (None, None)):
             later = BmcEffector(options, folder=folder, limit_s=30.0)
             again = dict(await later.carry_out(ENSURE))
-            assert (again["changed"], again.get("restore")) == (False, each)
+            assert (again["changed"], again.get("restore")) == (False, expected)
         back = dict(await mine.carry_out(PUT_BACK))
         assert (back["policy"], back["before"], back["changed"]) == ("always-off", "always-on", True)
         assert device.policy == "always-off"

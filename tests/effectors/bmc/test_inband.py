@@ -66,12 +66,12 @@ async def test_the_policy_is_set_once_and_verified(device: IpmiDevice) -> None:
 def test_answers_to_others_are_passed_over(device: IpmiDevice) -> None:
     """What an earlier time-out left in the queue carries another number; ours is found behind it, also a long one."""
     device.misbehave(stale=5, status_bytes=290)
-    status, result = device.say("status")
-    assert (status, result["failure"], result["status"][:2]) == (0, None, "21")
+    status, answer = device.say("status")
+    assert (status, answer["failure"], answer["status"][:2]) == (0, None, "21")
     device.misbehave(stale=64)
-    status, result = device.say("status")
-    assert (status, result["failure"]) == (1, "protocol-error")
-    assert "64 answers, and none of them to Get Chassis Status" in result["text"]
+    status, answer = device.say("status")
+    assert (status, answer["failure"]) == (1, "protocol-error")
+    assert "64 answers, and none of them to Get Chassis Status" in answer["text"]
 
 
 @pytest.mark.peer("cc")

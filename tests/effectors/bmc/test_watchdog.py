@@ -284,8 +284,8 @@ async def test_doctor_tells_whether_it_would_be_armed(device: IpmiDevice) -> Non
         assert blocked_one.text.startswith("blocked: not drilled on this board (powerguard drill --scope bmc-watchdog")
         here = Board.read(Device(674, 256, "1.72"))
         DrillFile(device.folder).store(replace(PASSED, board=here))
-        given = await findings(options(socket), folder=device.folder)
-        assert (given[1].verdict, given[1].text) == (
+        found = await findings(options(socket), folder=device.folder)
+        assert (found[1].verdict, found[1].text) == (
             "PASS", f"drilled on this board ({here.name}), and free: armed in an outage"
         )  # fmt: skip
         plain = options(socket).model_copy(update={"watchdog": False})

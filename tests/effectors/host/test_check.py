@@ -125,7 +125,7 @@ class Days:
         self.looks += 1
         self.verify.append(json.loads(stdin)["verify"])
         self.calm = self.calm and not self.ends_calm
-        mistakes_found = {
+        answer = {
             "problems": self.problems,
             "notes": [],
             "gpus": 0,
@@ -133,7 +133,7 @@ class Days:
             "detail": {},
             "memory": self.memory,
         }
-        return Ended(returncode=0, stdout=json.dumps(mistakes_found).encode(), stderr=b"")
+        return Ended(returncode=0, stdout=json.dumps(answer).encode(), stderr=b"")
 
     async def rest(self, seconds: float) -> None:
         assert seconds == 15.0

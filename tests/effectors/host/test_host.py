@@ -192,9 +192,9 @@ async def test_a_command_that_leaves_a_child_behind_has_given_its_order() -> Non
 )
 async def test_a_command_that_fails_says_how(ended: Ended | OSError, said: str) -> None:
     host = effector(HostOptions(kind="command", command=["/opt/off"]), spawn=Spawned(ended))
-    with pytest.raises(EffectorError) as result:
+    with pytest.raises(EffectorError) as caught:
         await host.carry_out(OFF)
-    assert said in str(result.value)
+    assert said in str(caught.value)
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ async def test_the_daemon_checks_that_it_can_power_off(tmp_path: Path) -> None:
 async def test_a_word_that_is_not_obeyed_is_no_power_off(fifo: Fifo, said: bytes, because: str) -> None:
     """What was written has powered nothing off yet: without an answer the core orders it again."""
     (fifo.path.parent / "answer").write_bytes(said.replace(b"{boot}", BOOT.encode()))
-    with pytest.raises(EffectorError, match=because) as result:
+    with pytest.raises(EffectorError, match=because) as caught:
         await say(str(fifo.path), f"off {BOOT} 1110", limit_s=0.2)
-    assert result.value.timed_out is ("answered" in because), "else it may still be obeyed"
+    assert caught.value.timed_out is ("answered" in because), "else it may still be obeyed"
 
 
 @pytest.mark.root
@@ -406,9 +406,9 @@ async def test_an_action_of_somebody_else_is_refused() -> None:
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError) as result:
+    with pytest.raises(ValidationError) as caught:
         HostOptions.model_validate(settings)
-    assert said in str(result.value)
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("target", ["", "--force", "x; reboot", "a.mount", "../x.target"])

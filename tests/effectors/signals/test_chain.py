@@ -55,7 +55,7 @@ async def test_a_trainer_that_only_says_that_it_stands_is_stopped_and_goes_on() 
         assert jobs.advances("llm.sock"), "it trains on, whatever it says"
         await world.note("trainer_stopped", 60.0)
         assert state(world.pid) == "T"
-        await world.status_shows(lambda given: given["trainers"][0]["signalled"] == "stop", "that it is stopped")
+        await world.status_shows(lambda status: status["trainers"][0]["signalled"] == "stop", "that it is stopped")
         await world.metric_becomes("powerguard_trainers_signalled", 1.0)
         world.ups.utility = True
         await world.phase("online", 30.0)

@@ -124,10 +124,10 @@ async def test_beside_one_that_hangs(tmp_path: Path) -> None:
     helper = Helper(tmp_path)
     async with serve({TRIGGER: [slow], STATUS: [{"body": {"job": "llm"}}]}) as peer:
         began_s = now_s()
-        detail, result = await asked(llm(peer.url, tmp_path), helper, limit_s=60.0)
+        detail, published = await asked(llm(peer.url, tmp_path), helper, limit_s=60.0)
         assert now_s() - began_s < 45.0
     assert (detail["step"], detail["fallback"]) == (88, "train.service")
-    assert "hung" in result.stages
+    assert "hung" in published.stages
 
 
 async def test_one_that_wakes_up_first_is_heard(tmp_path: Path) -> None:

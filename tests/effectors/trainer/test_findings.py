@@ -63,7 +63,7 @@ async def found_at(
         return await findings({"llm": folder}, alive=names, spawn=spawn, mounts=tmp_path / "mounts")
 
 
-def result(found: list[Finding]) -> list[tuple[str, str]]:
+def verdicts(found: list[Finding]) -> list[tuple[str, str]]:
     return [(each.verdict, each.text) for each in found]
 
 
@@ -205,8 +205,8 @@ SIGNAL = {"kind": "signal", "unit": "train.service", "signal": "USR1"}
 LISTED = {"units": [{"unit": "train.service", "signal": "USR1"}, {"unit": "other.service", "signal": "TERM"}]}
 
 
-def trainers(*answer: dict[str, object]) -> list[AnyTrainerOptions]:
-    return TypeAdapter(list[AnyTrainerOptions]).validate_python([{"name": "llm", **each} for each in answer])
+def trainers(*options: dict[str, object]) -> list[AnyTrainerOptions]:
+    return TypeAdapter(list[AnyTrainerOptions]).validate_python([{"name": "llm", **each} for each in options])
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ async def test_sockets_that_go_together_are_lost_once_although_orders_look_as_we
     async with contextlib.AsyncExitStack() as stack:
         for path in paths:
             await stack.enter_async_context(serve({STATUS: [SAID]}, path=path))
-        made, result = await stack.enter_async_context(effector(discover=folder))
+        made, published = await stack.enter_async_context(effector(discover=folder))
         await made.look()
         assert len(made.names) == len(paths)
         for path in paths:
@@ -210,7 +210,7 @@ async def test_sockets_that_go_together_are_lost_once_although_orders_look_as_we
         unknown = [ResumeTrainer(id=f"r{n}", by_s=boottime_s() + 60, trainer="x", outage="o1") for n in range(3)]
         ended = await asyncio.gather(made.look(), *map(made.carry_out, unknown), return_exceptions=True)
     assert [type(each) for each in ended] == [type(None), *[EffectorError] * 3]
-    assert sorted(seen.trainer for seen in result.seen if not seen.alive) == [path.stem for path in paths]
+    assert sorted(seen.trainer for seen in published.seen if not seen.alive) == [path.stem for path in paths]
 
 
 async def test_one_of_an_earlier_daemon_that_nobody_has_any_more_is_told_as_gone(folder: Path) -> None:

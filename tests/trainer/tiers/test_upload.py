@@ -155,11 +155,11 @@ def test_the_child_finds_the_library_where_the_training_does(tmp_path: Path) -> 
         "while not (status := uploader.status()).commits and not status.error: time.sleep(0.01)\n"
         "print(status.error, status.committed_step)\n"
     )
-    result = json.dumps({name: getattr(saved, name) for name in saved.__slots__})
+    saved_json = json.dumps({name: getattr(saved, name) for name in saved.__slots__})
     bare = venv.EnvBuilder(symlinks=True)
     bare.create(tmp_path / "bare")
     done = subprocess.run(
-        [tmp_path / "bare/bin/python", "-I", "-c", script, json.dumps(sys.path), tmp_path / "nas", result],
+        [tmp_path / "bare/bin/python", "-I", "-c", script, json.dumps(sys.path), tmp_path / "nas", saved_json],
         check=True,
         capture_output=True,
         text=True,

@@ -45,7 +45,7 @@ async def test_everything_that_is_doubtful() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "verdicts"),
+    ("retpct", "verdicts"),
     [
         ("0.0 Percent", ["PASS", "WARN"]),
         ("24.9 Percent", ["PASS", "WARN"]),
@@ -57,9 +57,9 @@ async def test_everything_that_is_doubtful() -> None:
         ("nan", ["PASS"]),
     ],
 )
-async def test_charge_at_which_the_output_returns(expected: str, verdicts: list[str]) -> None:
+async def test_charge_at_which_the_output_returns(retpct: str, verdicts: list[str]) -> None:
     """At an empty battery, hosts boot into the next outage; at a full one, they stay off for hours."""
-    async with apcupsd(RETPCT=expected) as peer:
+    async with apcupsd(RETPCT=retpct) as peer:
         assert [finding.verdict for finding in await findings(peer)] == verdicts
 
 

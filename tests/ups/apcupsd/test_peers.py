@@ -78,12 +78,12 @@ async def test_apcaccess_and_we_read_the_same() -> None:
                     require("apcaccess"), "-h", f"127.0.0.1:{peer.port}", stdout=asyncio.subprocess.PIPE
                 )
                 shown, _ = await child.communicate()
-    given = {
+    printed = {
         key.strip(): text.strip() for key, _, text in (line.partition(":") for line in shown.decode().splitlines())
     }
     for key in ("LOADPCT", "BCHARGE", "TIMELEFT", "LINEV", "MODEL", "UPSNAME"):
-        assert status.values[key] == given[key]
-    assert int(given["STATFLAG"], 16) == status.flags
+        assert status.values[key] == printed[key]
+    assert int(printed["STATFLAG"], 16) == status.flags
 
 
 async def test_it_is_stopped_hung_and_started_anew() -> None:

@@ -100,9 +100,9 @@ def check_full(path: Path, most: int) -> None:
         left, altered = choose_and_decode({**answers, oid: FULL[number % len(FULL)]})
         if left != names:
             continue
-        reported_by, tells = dict(decoded.provenance), dict(altered.provenance)
+        before, after = dict(decoded.provenance), dict(altered.provenance)
         for name, value in altered.numbers.items():
-            if reported_by.get(name) != tells.get(name):
+            if before.get(name) != after.get(name):
                 continue  # Another family took its place.
             honest = decoded.numbers[name]
             assert value is None or honest is None or value <= max(honest * 1.5, honest + 120), (oid, name, value)

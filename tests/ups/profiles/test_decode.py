@@ -150,11 +150,11 @@ def test_a_full_counter_in_seconds_rejects_the_minutes_too(seconds: int | None, 
     assert decode(PROFILES, answers).runtime_s == runtime_s
 
 
-@pytest.mark.parametrize(("raw", "reported_of", "replace"), [(1, True, False), (2, True, True), (0, False, False)])
-def test_a_value_that_the_mib_does_not_define_answers_nothing(raw: int, reported_of: bool, replace: bool) -> None:
+@pytest.mark.parametrize(("raw", "reported", "replace"), [(1, True, False), (2, True, True), (0, False, False)])
+def test_a_value_that_the_mib_does_not_define_answers_nothing(raw: int, reported: bool, replace: bool) -> None:
     """upsAdvBatteryReplaceIndicator knows 1 and 2. XPPC cards answer 0 in its twin: that is no "battery is good"."""
     decoded = decode_case("apc", {f"{A}.2.2.4.0": raw})
-    assert (decoded.replace_reported, decoded.replace_battery) == (reported_of, replace)
+    assert (decoded.replace_reported, decoded.replace_battery) == (reported, replace)
 
 
 @pytest.mark.parametrize("seconds", [-1, 0])

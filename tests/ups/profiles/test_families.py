@@ -76,10 +76,12 @@ ALL = [case for name in NAMES for case in cases(name)]
 def test_a_family_tells_what_its_mib_means(case: Case) -> None:
     chosen, decoded = look(device(case))
     assert chosen[0].name == case.family
-    given = {name: getattr(decoded, name) for name in case.expected}
-    for name, value in given.items():
-        given[name] = value is not None if name == "stale" else list(value) if isinstance(value, tuple) else value
-    assert given == case.expected
+    decoded_values = {name: getattr(decoded, name) for name in case.expected}
+    for name, value in decoded_values.items():
+        decoded_values[name] = (
+            value is not None if name == "stale" else list(value) if isinstance(value, tuple) else value
+        )
+    assert decoded_values == case.expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -199,8 +201,8 @@ def test_the_way_back_is_opened_before_anything_goes_off(name: str, restart: str
     ],
 )
 def test_a_trap(trap: str, meaning: str) -> None:
-    given = {profile.traps[trap] for profile in UPSES if trap in profile.traps}
-    assert {str(one) for one in given} == {meaning}
+    meanings = {profile.traps[trap] for profile in UPSES if trap in profile.traps}
+    assert {str(one) for one in meanings} == {meaning}
 
 
 def test_no_two_families_read_one_trap_differently() -> None:

@@ -142,13 +142,13 @@ SOURCES = {
 
 def read(text: str) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
-    expected = "w:1: "
+    message = "w:1: "
     try:
         answers = parse_walk(text, "w")
     except WalkError as error:
-        expected = str(error)
-    assert re.match(r"w:\d+: ", expected)
-    assert len(expected) < 300
+        message = str(error)
+    assert re.match(r"w:\d+: ", message)
+    assert len(message) < 300
     assert parse_walk(format_walk(answers), "again").keys() <= answers.keys()
     return answers
 

@@ -331,10 +331,10 @@ async def test_what_a_wrong_setting_says(agent: Snmpsim, secrets: dict[str, Any]
         return str(caught.value)
 
     async with asyncio.TaskGroup() as group:
-        given = {name: group.create_task(said(how, bad)) for name, (how, bad, _) in WRONG.items()}
+        tasks = {name: group.create_task(said(how, bad)) for name, (how, bad, _) in WRONG.items()}
     for name, (_, _, want) in WRONG.items():
-        assert re.search(want, given[name].result()), name
-        assert "of-the-tests" not in given[name].result()
+        assert re.search(want, tasks[name].result()), name
+        assert "of-the-tests" not in tasks[name].result()
 
 
 def numbers(walk: Records) -> dict[str, float | None]:

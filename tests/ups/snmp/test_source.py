@@ -333,10 +333,10 @@ async def test_a_card_that_answers_one_object_at_a_time_is_heard_through_an_outa
             for _ in range(3):
                 assert (await until(heard, Reading)).output_source is OutputSource.UTILITY
             values |= {f"{U}.4.1.0": sim.integer(5), f"{U}.2.2.0": sim.integer(4)}
-            event = [await heard.get() for _ in range(8)]
-    assert [each for each in event if isinstance(each, SourceFailed)] == []
-    assert isinstance(event[-1], Reading)
-    assert event[-1].output_source is OutputSource.BATTERY
+            events = [await heard.get() for _ in range(8)]
+    assert [each for each in events if isinstance(each, SourceFailed)] == []
+    assert isinstance(events[-1], Reading)
+    assert events[-1].output_source is OutputSource.BATTERY
 
 
 class Forgetful(SnmpAgent):

@@ -86,7 +86,7 @@ async def test_version_3_in_all_its_ciphers(auth: str, priv: str | None, tmp_pat
 async def test_version_3_that_proves_nothing_does_nothing(tmp_path: Path) -> None:
     """Another engine id, passphrase, user or level: counted each by its name, told once, polled never."""
     async with listening(users=users(tmp_path)) as port:
-        with capture_logs() as outcome:
+        with capture_logs() as logs:
             for words in (
                 ("-e", "0x8000000001020304", *v3()),
                 (*FROM_ENGINE, *v3(auth="wrong-passphrase")),
@@ -106,9 +106,9 @@ async def test_version_3_that_proves_nothing_does_nothing(tmp_path: Path) -> Non
             "unknown_user": 1,
             "discovery": 1,
         }
-    because = {line["result"]: line["because"] for line in outcome if line["event"] == "trap_refused"}
+    because = {line["result"]: line["because"] for line in logs if line["event"] == "trap_refused"}
     assert because["unknown_engine"].startswith("engine id 8000000001020304 is not in traps.users")
-    assert "passphrase-of" not in str(outcome)
+    assert "passphrase-of" not in str(logs)
 
 
 async def test_a_stranger_is_counted_and_not_answered() -> None:
@@ -191,20 +191,20 @@ async def test_a_community_is_asked_for_where_one_is_set(tmp_path: Path) -> None
 async def test_a_secret_that_cannot_be_read_closes_the_door_and_says_so(tmp_path: Path) -> None:
     """Not: any community will do."""
     missing = {"file": str(tmp_path / "missing")}
-    with capture_logs() as result:
+    with capture_logs() as logs:
         async with listening(community=missing, users=users(tmp_path, auth=missing)) as port:
             assert await send("snmptrap", port.listener.port, V2C, TRAP_V2) == 0
             assert await send("snmptrap", port.listener.port, (*FROM_ENGINE, *v3()), TRAP_V2) == 0
             assert await port.until(2) == {"wrong_community": 1, "unknown_engine": 1}
-    refused = [line["because"] for line in result if line["event"] == "trap_setting_refused"]
+    refused = [line["because"] for line in logs if line["event"] == "trap_setting_refused"]
     assert [line.partition(":")[0] for line in refused] == ["traps.community", "traps.users, pgtrap"]
 
 
 async def test_a_short_passphrase_is_refused(tmp_path: Path) -> None:
-    with capture_logs() as result:
+    with capture_logs() as logs:
         async with listening(users=users(tmp_path, priv=secret_file(tmp_path, "short", "seven77"))):
             pass
-    assert "the priv passphrase is shorter than 8 characters" in str(result)
+    assert "the priv passphrase is shorter than 8 characters" in str(logs)
 
 
 async def test_a_trap_leads_to_a_poll_at_once() -> None:
@@ -241,14 +241,14 @@ async def test_names_in_the_log_come_from_the_profiles() -> None:
 
 
 async def test_the_log_is_not_flooded_by_a_card_that_repeats_itself() -> None:
-    with capture_logs() as result:
+    with capture_logs() as logs:
         async with listening() as port:
             for turn in range(30):
                 port.listener.take(_inform(turn), ("127.0.0.1", 1))
             for turn in range(60):
                 port.listener.take(_inform(turn), (f"10.0.0.{turn}", 1))
-    assert len([line for line in result if line["event"] == "trap_received"]) == 5
-    assert len([line for line in result if line["event"] == "trap_refused"]) == 32
+    assert len([line for line in logs if line["event"] == "trap_received"]) == 5
+    assert len([line for line in logs if line["event"] == "trap_refused"]) == 32
 
 
 async def test_both_families_of_addresses() -> None:
