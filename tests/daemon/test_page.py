@@ -264,6 +264,7 @@ class Counted:
 
     def __init__(self, ended: Ended | OSError | None = None) -> None:
         self.argv: list[Sequence[str]] = []
+        self.last: Ended | None = None
         self._ended = ended
 
     async def __call__(
@@ -272,7 +273,8 @@ class Counted:
         self.argv.append(argv)
         if isinstance(self._ended, OSError):
             raise self._ended
-        return await run_child(argv, limit_s=PATIENCE_S) if self._ended is None else self._ended
+        self.last = await run_child(argv, limit_s=PATIENCE_S) if self._ended is None else self._ended
+        return self.last
 
 
 async def ask(port: int, outage: str) -> tuple[int, str, str]:
@@ -294,7 +296,7 @@ async def test_the_last_outages_link_to_their_reports(journal: Path) -> None:
     assert linked == [quote(record.id)]
     async with http_server(daemon, port=0, reports=reports) as port:
         code, html, policy = await ask(port, record.id)
-        assert (code, html.count("<svg")) == (200, 1)
+        assert (code, html.count("<svg")) == (200, 1), spawn.last
         assert record.id in html
         assert policy.startswith("default-src 'none'; style-src 'sha256-")
         assert (await ask(port, record.id))[1] == html
