@@ -43,7 +43,7 @@ async def verdicts(root: Path, *active: str, armed: bool = True, cuts: bool = Tr
     return [(each.name, each.verdict) for each in found]
 
 
-NOBODY = [("rivals", "PASS")]
+NO_RIVAL = [("rivals", "PASS")]
 
 
 async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
     put(tmp_path, f"{FOLDER}/mdadm.shutdown", "#!/bin/sh\nmdadm --wait-clean\n", 0o755)
     put(tmp_path, f"{FOLDER}/powerguard", "#!/bin/sh\n# never upsdrvctl or killpower\n", 0o755)
     put(tmp_path, "etc/nut/upsmon.conf", 'SHUTDOWNCMD "/sbin/shutdown -h +0"\nPOWERDOWNFLAG /etc/killpower\n')
-    assert await verdicts(tmp_path) == NOBODY
+    assert await verdicts(tmp_path) == NO_RIVAL
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
     [
         ('SHUTDOWNCMD "/sbin/shutdown -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
         ('SHUTDOWNCMD "/sbin/shutdown -h +0"\n', False, [("rivals.upsmon", "WARN")]),
-        ('SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"\n', True, NOBODY),
-        ('# SHUTDOWNCMD "x"\nSHUTDOWNCMD "unclosed\n', True, NOBODY),
+        ('SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"\n', True, NO_RIVAL),
+        ('# SHUTDOWNCMD "x"\nSHUTDOWNCMD "unclosed\n', True, NO_RIVAL),
         (None, True, [("rivals.upsmon", "WARN")]),
     ],
 )
@@ -85,7 +85,7 @@ async def test_upsmon_is_read_where_its_package_keeps_its_settings(tmp_path: Pat
     [
         ("POWERDOWNFLAG /etc/killpower\n", False, True, True, [("rivals.hook", "FAIL")]),
         ("POWERDOWNFLAG /etc/killpower\n", False, True, False, [("rivals.hook", "WARN")]),
-        ("", False, True, True, NOBODY),
+        ("", False, True, True, NO_RIVAL),
         ("POWERDOWNFLAG /etc/killpower\n", True, False, True, [("rivals.hook", "FAIL")]),
     ],
 )
@@ -103,7 +103,7 @@ async def test_nuts_hook(
 async def test_a_hook_that_is_not_executable_is_off(tmp_path: Path) -> None:
     put(tmp_path, f"{FOLDER}/nutshutdown", NUT_HOOK)
     put(tmp_path, "etc/nut/upsmon.conf", "POWERDOWNFLAG /etc/killpower\n")
-    assert await verdicts(tmp_path, "nut-monitor.service") == NOBODY
+    assert await verdicts(tmp_path, "nut-monitor.service") == NO_RIVAL
 
 
 async def test_apcupsd(tmp_path: Path, golden: Golden) -> None:
@@ -130,7 +130,7 @@ async def test_an_apcupsd_whose_own_apccontrol_asks_us(tmp_path: Path) -> None:
     put(tmp_path, "etc/apcupsd/apccontrol", "#!/bin/sh\nshutdown -h now\n", 0o755)
     ours = put(tmp_path, "usr/lib/powerguard/apcupsd/powerguard-event", "#!/bin/sh\n# asks powerguard\n", 0o755)
     (tmp_path / "etc/apcupsd/doshutdown").symlink_to(ours)
-    assert await verdicts(tmp_path, "apcupsd.service") == NOBODY
+    assert await verdicts(tmp_path, "apcupsd.service") == NO_RIVAL
     ours.chmod(0o644)
     assert await verdicts(tmp_path, "apcupsd.service") == [("rivals.apcupsd", "FAIL")]
 

@@ -433,7 +433,7 @@ def test_stages_that_nobody_saw_are_told(capsys: pytest.CaptureFixture[str]) -> 
     stopped.stage({"stage": "undo", "lasted_s": 9.6, "coming": []}, 0.4)
     stopped.end(done=False)
     found = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
-    assert found == ["pause", "undo"], "what was left out is not told as done"
+    assert found == ["pause", "undo"], "what was left out is not shown as done"
 
 
 async def test_a_cap_that_is_not_set_says_which_keys_are_meant(folder: Path, golden: Golden) -> None:

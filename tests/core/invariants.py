@@ -76,7 +76,7 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
         assert not standing, "nobody stays stopped while training may go on"
     if isinstance(new, Online) and answer.state.drill is None:
         found = [trainer.name for trainer in answer.state.trainers if trainer.pause_ordered]
-        assert not found, "after an outage, or a drill, nobody is held to be told to pause"
+        assert not found, "after an outage, or a drill, no trainer counts as asked to pause"
     if answer.state.drill is not None:
         assert isinstance(new, Online) == (answer.state.drill.stage not in ("outage", "handed_over")), (
             "an outage comes before a drill"
@@ -125,7 +125,7 @@ def _check_method(before: State, state: State, action: ArmPowerOn | DisarmPowerO
         assert isinstance(state.phase, Shutdown)
         # An order that takes an earlier boot's cut back may be under way: a UPS gets its orders one after the other.
         found = [each for each in was if each.outage and (each.confirmed or (each.order and not each.leaving))]
-        assert not found, "an output is never told twice"
+        assert not found, "an output is never reported twice"
 
 
 def _check_signal(policy: Policy, before: State, state: State, action: StopTrainer | TerminateTrainer) -> None:

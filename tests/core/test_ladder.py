@@ -369,7 +369,7 @@ def test_a_word_to_go_on_on_its_way_is_repeated() -> None:
     result = played(f"{high(25, 30)}\n31..41 utility load=40 charge=60\n43 restart", answers)
     assert at(result)[-2:] == ["41 ContinueTrainer llm", "43 ContinueTrainer llm"]
     result = played(f"{high(25, 30)}\n31..41 utility load=40 charge=60\n50 restart\n51..52 utility load=40", answers)
-    assert at(result)[-2:] == ["41 ContinueTrainer llm", "51 ContinueTrainer llm"], "out of time: ordered anew"
+    assert at(result)[-2:] == ["41 ContinueTrainer llm", "51 ContinueTrainer llm"], "out of time: ordered again"
 
 
 def test_in_another_boot_nobody_is_stopped() -> None:

@@ -306,8 +306,8 @@ def test_what_the_host_says_of_its_power_off_is_told() -> None:
 )
 def test_what_brought_the_host_back_is_told_whole(fields: dict[str, object], numbers: dict[str, object]) -> None:
     """The report of the outage is made of this line: not told is not the same as no, nor as zero."""
-    answer = after(PoweredOn(at_s=5.0, because="the BMC tells it", **fields))  # type: ignore[arg-type]
-    assert notes(answer) == [("host_powered_on", "the BMC tells it")]
+    answer = after(PoweredOn(at_s=5.0, because="the BMC reports it", **fields))  # type: ignore[arg-type]
+    assert notes(answer) == [("host_powered_on", "the BMC reports it")]
     assert dict(answer.notes[0].numbers) == numbers
 
 

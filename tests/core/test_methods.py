@@ -234,7 +234,7 @@ def test_feeds_that_do_not_go_off_together_are_not_cut(
     methods.arm(at, OUTAGE, (PowerOnMethod.OUTPUT,), off_in_s=50.0, limit_s=5.0)
     assert [action.ups for action in at.actions if isinstance(action, ArmPowerOn)] == ([] if because else list(outputs))
     found = [("power_on_blocked", because, Level.WARNING, (("method", PowerOnMethod.OUTPUT),))]
-    assert story(at) == (found if because else []), "told once"
+    assert story(at) == (found if because else []), "logged once"
 
 
 # --- Too often --------------------------------------------------------------------------------------------------------

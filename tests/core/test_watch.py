@@ -330,8 +330,8 @@ def unheard(*others: Witness, spent: float = 2.0, lives: bool = False) -> Suppli
     return Supplied(ups="a", feed=feed, battery=Battery(load=0.5), watch=seen)
 
 
-def tells(ups: str, *, heard: bool = True, before_s: float = 1.0, **fields: float | None) -> Supplied:
-    """Another one that has utility, and told something before_s before its newest word."""
+def with_utility(ups: str, *, heard: bool = True, before_s: float = 1.0, **fields: float | None) -> Supplied:
+    """Another one that has utility, and reported something before_s before its newest word."""
     previous = says(NOW_S - before_s, ups, "utility")
     feed = Feed(supply=Supply.UTILITY, reading=says(NOW_S, ups, "utility", **fields), previous=previous)
     return Supplied(ups=ups, feed=feed if heard else replace(feed, lost_since_s=NOW_S), battery=Battery(load=0.5))
@@ -358,19 +358,19 @@ def test_what_would_be_taken_over_must_be_seen(
     made: Policy, least: float, beside: tuple[str, ...], *, alive: bool
 ) -> None:
     """By power supplies, of what the silent one carries; twelve hundredths of which two thirds come to B are enough."""
-    others = tuple(tells(ups, load_pct=50.0) for ups in beside)
-    found = after_word(unheard(replace(B, least=least)), tells("b", load_pct=100.0 * least), *others, made=made)
+    others = tuple(with_utility(ups, load_pct=50.0) for ups in beside)
+    found = after_word(unheard(replace(B, least=least)), with_utility("b", load_pct=100.0 * least), *others, made=made)
     assert found.lives is alive
 
 
 @pytest.mark.parametrize(("spent", "alive"), [(1.25, True), (1.2499, False)])
 def test_it_has_outlived_a_quarter_more_than_a_battery(spent: float, *, alive: bool) -> None:
-    assert after_word(unheard(B, spent=spent), tells("b", load_pct=50.0)).lives is alive
+    assert after_word(unheard(B, spent=spent), with_utility("b", load_pct=50.0)).lives is alive
 
 
 def test_where_no_witness_is_heard_nothing_is_seen() -> None:
     far = Witness(ups="c", share=1.0, least=0.5)
-    found = after_word(unheard(far), tells("b", load_pct=50.0), tells("c", heard=False, load_pct=50.0))
+    found = after_word(unheard(far), with_utility("b", load_pct=50.0), with_utility("c", heard=False, load_pct=50.0))
     assert (found.lives, found.others) == (False, (far,))
 
 
@@ -389,7 +389,7 @@ def test_a_load_has_risen_by_a_quarter_of_what_would_come(
     load_pct: float, before_s: float, least: float, *, risen: bool
 ) -> None:
     """Or may have, while nobody heard it for more than half a minute, and has fallen by as much."""
-    (one,) = after_word(unheard(B, spent=0.0), tells("b", load_pct=load_pct, before_s=before_s)).others
+    (one,) = after_word(unheard(B, spent=0.0), with_utility("b", load_pct=load_pct, before_s=before_s)).others
     assert one.risen is risen
     assert one.least == pytest.approx(least)
 
@@ -403,8 +403,8 @@ def test_beside_one_that_lives_the_others_carry_what_they_carry() -> None:
         ({"load_pct": None}, 0.5),
         ({"load_pct": None, "watts": 640.0}, 0.64),
     ):
-        far = tells("c", heard=False, load_pct=90.0)
-        found = after_word(unheard(*others, lives=True), tells("b", **fields), far, made=rated)
+        far = with_utility("c", heard=False, load_pct=90.0)
+        found = after_word(unheard(*others, lives=True), with_utility("b", **fields), far, made=rated)
         assert found == Watch(load=0.5, others=(replace(B, least=least), others[1]), counted_s=NOW_S, lives=True)
         assert [one.risen for one in found.others] == [False, False]
 
@@ -413,7 +413,7 @@ def test_beside_one_that_lives_the_others_carry_what_they_carry() -> None:
 def test_without_settings_or_a_table_nothing_is_counted(made: Policy) -> None:
     """The settings name it no more, or tell nothing of how long it lasts."""
     seen = unheard(B, spent=9.0)
-    assert after_word(seen, tells("b", load_pct=50.0), made=made) == seen.watch
+    assert after_word(seen, with_utility("b", load_pct=50.0), made=made) == seen.watch
 
 
 def test_one_that_is_heard_carries_what_it_tells() -> None:
@@ -431,14 +431,14 @@ def test_one_that_is_heard_carries_what_it_tells() -> None:
 def test_five_seconds_after_a_step_a_share_is_taken_again(step_s: float, share: float) -> None:
     mine = replace(unheard(replace(B, share=2.0)), feed=Feed(reading=says(NOW_S, "a", "utility")))
     mine = replace(mine, battery=replace(mine.battery, step_at_s=NOW_S - step_s))
-    found = silence.watched(ONE_OF_TWO, (mine, tells("b", load_pct=50.0)), mine, NOW_S, mine.feed).watch
+    found = silence.watched(ONE_OF_TWO, (mine, with_utility("b", load_pct=50.0)), mine, NOW_S, mine.feed).watch
     assert found is not None
     assert found.others == (replace(B, share=share),)
 
 
 def test_who_is_not_heard_as_it_speaks_carries_what_goes_with_it() -> None:
     mine = replace(unheard(replace(B, share=2.0)), feed=Feed(reading=says(NOW_S, "a", "utility")))
-    found = silence.watched(ONE_OF_TWO, (mine, tells("b", heard=False)), mine, NOW_S, mine.feed).watch
+    found = silence.watched(ONE_OF_TWO, (mine, with_utility("b", heard=False)), mine, NOW_S, mine.feed).watch
     assert found is not None
     assert found.others == (replace(B, share=2.0, least=0.25),)
 

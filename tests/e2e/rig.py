@@ -68,6 +68,8 @@ class Rig:
         self.agent: SnmpAgent | None = None
         self.process: asyncio.subprocess.Process | None = None
         self.pids: list[int] = []
+        self.between: list[int] = []
+        """Processes of programs between the UPS and the daemon: the battery waits for these, too."""
         self.http_port = free_port()
         self.journal = folder / "state" / "journal.sqlite"
         self.socket = folder / "admin.sock"
@@ -397,7 +399,7 @@ async def rig(
                 load=load or (lambda: made[0].load if made else TRAINING),
                 low_battery_s=low_battery_s,
                 gauge=gauge,
-                pids=lambda: made[0].pids[-1:] if made else (),
+                pids=lambda: (*made[0].pids[-1:], *made[0].between) if made else (),
             )
             world = Rig(Path(name), ups, runtime)
             made.append(world)

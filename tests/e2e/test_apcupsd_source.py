@@ -6,13 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from powerguard.ups.apcupsd.protocol import Flag
-from tests.e2e.rig import ENDLESS, LONG, ROOMY, Rig, rig
+from tests.e2e.rig import ENDLESS, LONG, Rig, rig
 from tests.peers.apcupsd import Apcupsd, apcupsd, scripts
 
 pytestmark = pytest.mark.peer("apcupsd")
-
-RESERVE_S = 6.0
-"""apcupsd also waits for a processor on a busy machine, and the simulated battery does not wait for apcupsd."""
 
 
 @contextlib.asynccontextmanager
@@ -23,6 +20,7 @@ async def through_apcupsd(world: Rig, **options: object) -> AsyncIterator[Apcups
     with scripts() as made:
         made.add("apccontrol", "#!/bin/sh\nexit 0\n")
         async with apcupsd("snmp", device, scripts_=made, settings={"MINUTES": 0, "BATTERYLEVEL": 0}) as running:
+            world.between.append(running.process.pid)
             await running.until(lambda status: bool(status.flags & Flag.ONLINE))
             source = {"kind": "apcupsd", "port": running.port, "poll_s": 0.25, **options}
             world.settings["ups"]["rack-a"]["sources"] = [source]
@@ -31,8 +29,7 @@ async def through_apcupsd(world: Rig, **options: object) -> AsyncIterator[Apcups
 
 async def test_an_outage_to_the_end() -> None:
     """Battery, checkpoint, power-off: before the battery is empty, and in that order."""
-    async with rig(runtime=ROOMY) as world, through_apcupsd(world):
-        world.settings["budget"] |= {"reserve_s": RESERVE_S}
+    async with rig(runtime=LONG) as world, through_apcupsd(world):
         await world.start()
         world.ups.utility = False
         await world.phase("on_battery")

@@ -100,7 +100,7 @@ class Nut:
         await self.spawn(require("dummy-ups"), "-F", "-a", UPS, "-u", "root", log=self.folder / "driver.log")
         await self.world.until((self.folder / f"dummy-ups-{UPS}").exists, "the driver's socket")
         await self.spawn(require("upsd"), "-F", "-u", "root", log=self.folder / "upsd.log")
-        await self.world.until(self.tells("OL"), "upsd to serve")
+        await self.world.until(self.reports("OL"), "upsd to serve")
 
     async def ask(self, *lines: str) -> list[str]:
         """Say these lines to upsd; return its answers."""
@@ -115,7 +115,7 @@ class Nut:
             writer.close()
             await writer.wait_closed()
 
-    def tells(self, status: str) -> Callable[[], Awaitable[bool]]:
+    def reports(self, status: str) -> Callable[[], Awaitable[bool]]:
         """Return what asks upsd whether the UPS says just this, be it with an upsmon's FSD before it; for Rig.until."""
 
         async def is_reported() -> bool:
@@ -133,7 +133,7 @@ class Nut:
         """Let the UPS say this, and wait until upsd tells it."""
         login = ("USERNAME ops", f"PASSWORD {OPS_PASSWORD}")
         assert (await self.ask(*login, f'SET VAR {UPS} ups.status "{status}"'))[-1].startswith("OK")
-        await self.world.until(self.tells(status), f"upsd to tell {status}")
+        await self.world.until(self.reports(status), f"upsd to report {status}")
 
     async def upsmon(self, *lines: str, user: str = "root", shutdown: str = "") -> None:
         """Start upsmon with these lines beside the usual ones. shutdown: SHUTDOWNCMD; ours by default."""

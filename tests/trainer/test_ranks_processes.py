@@ -44,7 +44,7 @@ class Processes:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def tell(self, rank: int, **what: object) -> None:
+    def send(self, rank: int, **what: object) -> None:
         self.pipes[rank].send(what)
 
     def hear(self, timeout_s: float) -> None:
@@ -74,13 +74,13 @@ class Processes:
     def resume(self, rank: int) -> None:
         """Let all go on, told by this rank; one that comes after a checkpoint was asked for would call it off."""
         before = sum("resumed" in each for each in self.said)
-        self.tell(rank, resume=1)
+        self.send(rank, resume=1)
         self.until(lambda: sum("resumed" in each for each in self.said) > before)
 
     def answered(self, number: int, ranks: list[int]) -> list[dict[str, Any]]:
         """Wait for these ranks' answers on a generation."""
         for rank in ranks:
-            self.tell(rank, watch=number)
+            self.send(rank, watch=number)
         self.until(lambda: all((number, rank) in self.answers for rank in ranks))
         return [self.answers[number, rank] for rank in ranks]
 
@@ -137,7 +137,7 @@ def test_four_processes_agree_again_and_again(store: str, tmp_path: Path) -> Non
     """With a true barrier per step nobody passes the agreed step, nobody deadlocks, and all say the same."""
     with processes(store, tmp_path, 4) as it:
         for number in range(1, 9):
-            it.tell(number % 4, open=request(f"a{number}"))
+            it.send(number % 4, open=request(f"a{number}"))
             answer = it.agreed(number, [0, 1, 2, 3])
             assert answer["ok"], answer["error"]
             it.resume((number + 1) % 4)
@@ -154,13 +154,13 @@ def test_a_rank_killed_at_any_instant(trial: int, tmp_path: Path) -> None:
         folder = tmp_path / str(turn)
         folder.mkdir()
         with processes("elsewhere" if turn % 2 else "rank 0", folder, 3) as it:
-            it.tell(0, open=request("a"))
+            it.send(0, open=request("a"))
             assert it.agreed(1, [0, 1, 2])["ok"]
             it.resume(0)
             victim = dice.choice([1, 2] if turn % 2 == 0 else [0, 1, 2])
             asker = (victim + 1) % 3
             time.sleep(dice.uniform(0.0, 0.004))
-            it.tell(asker, open=request("b"))
+            it.send(asker, open=request("b"))
             time.sleep(dice.uniform(0.0, 0.03))
             it.processes[victim].kill()
             began_s = time.perf_counter()
@@ -181,7 +181,7 @@ def test_a_rank_that_is_stopped_is_given_up_on_and_learns_it(store: str, tmp_pat
         pid = it.processes[2].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        it.tell(0, open=request("a"))
+        it.send(0, open=request("a"))
         answer = it.agreed(1, [0, 1])
         assert not answer["ok"]
         assert "rank 2" in answer["error"]
@@ -189,7 +189,7 @@ def test_a_rank_that_is_stopped_is_given_up_on_and_learns_it(store: str, tmp_pat
         os.kill(pid, signal.SIGCONT)
         assert it.agreed(1, [0, 1, 2])["error"] == answer["error"]
         it.resume(1)
-        it.tell(2, open=request("b"))
+        it.send(2, open=request("b"))
         answer = it.agreed(2, [0, 1, 2])
         assert answer["ok"], answer["error"]
 
@@ -197,10 +197,10 @@ def test_a_rank_that_is_stopped_is_given_up_on_and_learns_it(store: str, tmp_pat
 def test_the_store_killed_with_rank_0(tmp_path: Path) -> None:
     """The process that holds the store dies: the others are let go, claim nothing, and open nothing."""
     with processes("rank 0", tmp_path, 3) as it:
-        it.tell(1, open=request("a"))
+        it.send(1, open=request("a"))
         assert it.agreed(1, [0, 1, 2])["ok"]
         it.resume(1)
-        it.tell(2, open=request("b"))
+        it.send(2, open=request("b"))
         it.processes[0].kill()
         it.until(lambda: any("opened" in each or "refused" in each for each in it.said if each["rank"] == 2))
         if any(each.get("opened") == 2 for each in it.said):
@@ -208,7 +208,7 @@ def test_the_store_killed_with_rank_0(tmp_path: Path) -> None:
         until_s = time.perf_counter() + 60
         while not any("lost the others" in str(each.get("refused")) for each in it.said):
             assert time.perf_counter() < until_s, it.said[-5:]
-            it.tell(1, open=request("c"))
+            it.send(1, open=request("c"))
             time.sleep(0.2)
             it.hear(0.0)
 

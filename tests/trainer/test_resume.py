@@ -406,7 +406,7 @@ def test_a_host_that_lost_its_disk_takes_its_shard_from_the_nas(tmp_path: Path, 
     shutil.rmtree(b)
     result = all_ranks([a, b], ["a", "b"], lambda: nas_tier(nas))
     assert [(each.step, each.tiers) for each in result] == [(7, ("local",)), (7, ("path",))]
-    assert not any(each.local for each in result), "what lies beside a rank's own shard was not all read"
+    assert not any(each.local for each in result), "what lies next to a rank's own shard was not all read"
     assert bytes(result[1].items["state"].data) == state(7, 1, 9)
 
 

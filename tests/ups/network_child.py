@@ -68,7 +68,7 @@ async def play(pid: int, heard: "asyncio.Queue[NetworkSeen]") -> None:
 
     await print_next("at first")
     poking = asyncio.create_task(poke())
-    await print_next("somebody is polled")
+    await print_next("an address is polled")
     there(pid, "link", "set", "far", "arp", "off")
     await print_next("the gateway dies")
     there(pid, "link", "set", "far", "arp", "on")
@@ -81,7 +81,7 @@ async def play(pid: int, heard: "asyncio.Queue[NetworkSeen]") -> None:
     await print_next("and put back")
     ip("link", "set", "near", "down")
     ip("link", "set", "near", "up")
-    await print_next("somebody takes it down and up")
+    await print_next("the link is taken down and up")
 
 
 async def watch(pid: int) -> None:

@@ -129,11 +129,11 @@ def test_real_links_and_a_real_gateway() -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [
         "at first: link near up",
-        "somebody is polled: gateway 10.77.0.2 up",
+        "an address is polled: gateway 10.77.0.2 up",
         "the gateway dies: gateway 10.77.0.2 gone",
         "it lives again: gateway 10.77.0.2 up",
         "the cable is pulled: link near gone",
         "and put back: link near up",
-        "somebody takes it down and up: link near up",
+        "the link is taken down and up: link near up",
         "quiet",
     ]

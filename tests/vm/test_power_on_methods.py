@@ -60,7 +60,7 @@ async def test_the_watchdog_brings_a_host_back_that_never_lost_ac_and_the_next_b
             False,
             False,
             True,
-        )  # stopped, and it tells that it fired
+        )  # stopped, and it reports that it fired
 
         # Back by another way before it fires: without powerguard-disarm the power would be cycled under the host.
         assert (await chassis.helper("arm --in-s 1200"))["changed"]

@@ -200,7 +200,7 @@ def _list(args: argparse.Namespace) -> int:
         places, why = (args.place, "") if args.place else places_of(args.config)
     except SettingsError as error:
         code = EX_CONFIG if os.path.exists(args.config) else EX_USAGE  # noqa: PTH110 - False for one that cannot be looked for
-        return fail(args, verb, f"name a folder: {error.problems[0]}", code)
+        return fail(args, verb, f"name a folder, or correct the settings: {error.problems[0]}", code)
     if not places:
         return fail(args, verb, why, EX_USAGE)
     entries: list[Entry] = []

@@ -235,11 +235,11 @@ def slow_behind(variables: Mapping[str, str]) -> str:
         freq_s = _seconds(variables, "driver.parameter.pollfreq", _SNMP_POLLFREQ_S)
         if freq_s > _SLOWEST_POLL_S:
             return f"snmp-ups asks the card every {freq_s:g} s only (set pollfreq = 1 for it in ups.conf)"
-    if interval_s > _SLOWEST_POLL_S and driver == "apcupsd-ups":  # It sets its own interval, whatever ups.conf says.
+    if interval_s <= _SLOWEST_POLL_S:
+        return ""
+    if driver == "apcupsd-ups":  # It sets its own interval, whatever ups.conf says.
         return f"apcupsd-ups asks apcupsd every {interval_s:g} s only (use a source of kind apcupsd in its place)"
-    if interval_s > _SLOWEST_POLL_S:
-        return f"its driver asks the UPS every {interval_s:g} s only (set pollinterval = 1 in ups.conf)"
-    return ""
+    return f"its driver asks the UPS every {interval_s:g} s only (set pollinterval = 1 in ups.conf)"
 
 
 def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:

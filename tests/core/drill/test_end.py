@@ -268,7 +268,7 @@ def test_a_pause_on_its_way_through_an_outage_is_waited_for_afterwards() -> None
     assert drill.part == Undoing(at_s=32.0, result="interrupted", because="a real outage")
     outcome = player.play("34 done pause\n35 done trainer_resume\n36 done trainer_resume\n37 done trainer_resume")
     assert outcome.state.drill is None
-    assert len(notes(outcome, "drill_ended")) == 1, "it was told when the outage began"
+    assert len(notes(outcome, "drill_ended")) == 1, "it was logged when the outage began"
 
 
 def test_a_word_to_go_on_that_comes_after_the_rule_says_pause_is_undone() -> None:

@@ -154,7 +154,7 @@ def _rebooted(world: World) -> World:
     found = [note for note in answer.notes if note.event == "drill_ended"]
     running = world.state.drill
     owed = running is not None and running.stage != "handed_over" and not _is_told(world.state, running)
-    assert len(found) == owed, "a drill that a reboot has cut short is told, once"
+    assert len(found) == owed, "a drill that a reboot has cut short is logged, once"
     return replace(world, policy=policy, stands=False, capped=False).took(answer, 10.0, still_open=())
 
 

@@ -152,7 +152,7 @@ def test_a_killed_daemon_is_never_told_as_damaged(tmp_path: Path) -> None:
         acknowledged = int(said.split(b"\n")[-2])
         assert sqlite.log_of(path).stat().st_size > 0
         assert sqlite.look(path, LONG_S) is None
-        loaded, result = copied(path, tmp_path / str(life)).load()  # beside: the next life finds the log as it is
+        loaded, result = copied(path, tmp_path / str(life)).load()  # a copy: the next life finds the log as it is
         assert (result, loaded.lost, loaded.trouble) == ([], "", "")
         assert serial(loaded) >= acknowledged
 

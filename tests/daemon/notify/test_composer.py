@@ -35,24 +35,24 @@ class Listener(MessageComposer):
         self.mode = mode
         super().__init__("gpu-01", language, lambda: self.now)
 
-    def tell(self, *notes: Note, state: State | None = None, outage: str = "o1") -> list[Message]:
+    def messages_of(self, *notes: Note, state: State | None = None, outage: str = "o1") -> list[Message]:
         return self.of_step(StepNotes(notes, State() if state is None else state, outage, self.mode, self.now))
 
 
 def test_an_outage_is_told_step_by_step() -> None:
     """Begin, emergency, power-off, return, end: each once, for every target, with what comes next."""
-    hears = Listener()
-    result = hears.tell(*began())
-    result += hears.tell(
+    listener = Listener()
+    result = listener.messages_of(*began())
+    result += listener.messages_of(
         note("phase_changed", because="budget", old="on_battery", new="emergency_checkpoint", stop_s=90.0)
     )
-    result += hears.tell(note("phase_changed", because="durable", old="emergency_checkpoint", new="holding"))
-    result += hears.tell(
+    result += listener.messages_of(note("phase_changed", because="durable", old="emergency_checkpoint", new="holding"))
+    result += listener.messages_of(
         note("phase_changed", because="budget", old="holding", new="shutdown", stop_s=90.0, grade="full")
     )
-    result += hears.tell(note("power_off_ordered"), note("power_on_armed", Level.INFO))
-    result += hears.tell(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=600.0))
-    result += hears.tell(
+    result += listener.messages_of(note("power_off_ordered"), note("power_on_armed", Level.INFO))
+    result += listener.messages_of(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=600.0))
+    result += listener.messages_of(
         note("phase_changed", Level.INFO, old="recovery", new="online"), *ended(outcome="clean_shutdown")
     )
     assert [(each.event, each.key, each.status, each.level) for each in result] == [
@@ -63,7 +63,7 @@ def test_an_outage_is_told_step_by_step() -> None:
         ("clean_shutdown", "outage:o1", "end", "info"),
     ]
     assert all(is_wanted(each, "none") for each in result)
-    assert hears.standing == {}
+    assert listener.standing == {}
     assert "the battery is only just enough" in result[1].text
     assert "lasts 12 min, and 25 min with training paused; checkpoint and stop need 2 min 0 s" in result[0].text
     assert "needs 1 min 30 s (full)" in result[2].text
@@ -72,24 +72,24 @@ def test_an_outage_is_told_step_by_step() -> None:
 
 def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
     """One message says that it is over, and that the power-off was only recorded."""
-    hears = Listener(mode="rehearse")
-    result = hears.tell(*began())
-    result += hears.tell(note("phase_changed", because="budget", old="holding", new="shutdown"))
+    listener = Listener(mode="rehearse")
+    result = listener.messages_of(*began())
+    result += listener.messages_of(note("phase_changed", because="budget", old="holding", new="shutdown"))
     assert all(each.text.endswith("Mode rehearse: the power-off is only recorded.") for each in result)
     assert (result[-1].title, result[-1].level) == ("gpu-01: would power off now", "error"), (
         "as it would reach the pager"
     )
     assert (result[-1].key, result[-1].status) == ("power_off:o1", "event")
-    (over,) = hears.tell(*ended(outcome="rehearsed"))
+    (over,) = listener.messages_of(*ended(outcome="rehearsed"))
     assert (over.key, over.status, over.event) == ("outage:o1", "end", "rehearsed")
-    assert hears.standing == {}
+    assert listener.standing == {}
 
 
 def test_an_outage_in_maintenance_promises_no_power_off() -> None:
     """The host then runs until the battery is empty."""
     state = replace(State(), maintenance=Maintenance(until_s=NOW_S + 3600.0, reason="fan", who="a"))
-    result = Listener().tell(*began(), state=state)
-    result += Listener().tell(
+    result = Listener().messages_of(*began(), state=state)
+    result += Listener().messages_of(
         note("phase_changed", because="budget", old="on_battery", new="emergency_checkpoint"), state=state
     )
     assert len(result) == 2
@@ -98,76 +98,85 @@ def test_an_outage_in_maintenance_promises_no_power_off() -> None:
 
 def test_the_same_trouble_is_told_once_an_hour() -> None:
     """Its end is told, too. What stands again within the hour is told when that is over."""
-    hears = Listener()
+    listener = Listener()
     raised, cleared = note("overload_raised", Level.ERROR), note("overload_cleared", Level.INFO)
-    assert [each.status for each in hears.tell(raised)] == ["begin"]
-    assert [each.status for each in hears.tell(cleared)] == ["end"]
+    assert [each.status for each in listener.messages_of(raised)] == ["begin"]
+    assert [each.status for each in listener.messages_of(cleared)] == ["end"]
     for _ in range(5):
-        hears.now += 60.0
-        assert hears.tell(raised) == []
-        assert hears.tell(cleared) == []
-    assert hears.tell(raised) == []
+        listener.now += 60.0
+        assert listener.messages_of(raised) == []
+        assert listener.messages_of(cleared) == []
+    assert listener.messages_of(raised) == []
     standing = replace(State(), alarms=("overload",))
-    assert hears.watch({}, standing, "armed") == []
-    hears.now += HOUR_S
-    (again,) = hears.watch({}, standing, "armed")
+    assert listener.watch({}, standing, "armed") == []
+    listener.now += HOUR_S
+    (again,) = listener.watch({}, standing, "armed")
     assert (again.status, again.key) == ("begin", "alarm:overload")
-    assert [each.status for each in hears.tell(cleared)] == ["end"]
+    assert [each.status for each in listener.messages_of(cleared)] == ["end"]
 
 
 def test_a_clock_that_is_set_back_mutes_nothing() -> None:
     """After a power-off the host's clock may be wrong, and be set only once the network is there."""
-    hears = Listener()
-    hears.tell(note("power_on_blocked", method="rtc"))
-    hears.now -= 365 * 86400.0
-    assert len(hears.tell(note("power_on_blocked", method="rtc"))) == 1
+    listener = Listener()
+    listener.messages_of(note("power_on_blocked", method="rtc"))
+    listener.now -= 365 * 86400.0
+    assert len(listener.messages_of(note("power_on_blocked", method="rtc"))) == 1
 
 
 def test_troubles_of_different_things_are_different() -> None:
-    hears = Listener()
-    found = [hears.tell(note("power_on_blocked", method=method)) for method in ("rtc", "sentinel", "rtc")]
+    listener = Listener()
+    found = [listener.messages_of(note("power_on_blocked", method=method)) for method in ("rtc", "sentinel", "rtc")]
     assert [len(each) for each in found] == [1, 1, 0]
 
 
 def test_what_was_not_told_does_not_end() -> None:
-    hears = Listener()
-    assert hears.tell(note("overload_cleared", Level.INFO)) == []
-    assert hears.tell(note("source_recovered", Level.INFO)) == []
-    assert hears.tell(note("trainer_appeared", Level.INFO)) == []
+    listener = Listener()
+    assert listener.messages_of(note("overload_cleared", Level.INFO)) == []
+    assert listener.messages_of(note("source_recovered", Level.INFO)) == []
+    assert listener.messages_of(note("trainer_appeared", Level.INFO)) == []
 
 
 def test_a_source_that_comes_back_ends_its_alarm() -> None:
-    hears = Listener()
-    (lost,) = hears.tell(note("source_lost", Level.ERROR, "no answer", source="snmp:10.0.0.5", conduct="count on"))
+    listener = Listener()
+    (lost,) = listener.messages_of(
+        note("source_lost", Level.ERROR, "no answer", source="snmp:10.0.0.5", conduct="count on")
+    )
     assert lost.title == "gpu-01: UPS source snmp:10.0.0.5 does not answer"
-    (back,) = hears.tell(note("source_recovered", Level.INFO, "snmp:10.0.0.5 answers", source="snmp:10.0.0.5"))
+    (back,) = listener.messages_of(
+        note("source_recovered", Level.INFO, "snmp:10.0.0.5 answers", source="snmp:10.0.0.5")
+    )
     assert (back.status, back.key) == ("end", lost.key)
 
 
 def test_each_source_has_an_alarm_of_its_own() -> None:
     """The second loss leaves the UPS unread, and the return of the first does not end it."""
-    hears, two = Listener(), ("snmp:10.0.0.5", "nut:rack@10.0.0.6")
-    found = [hears.tell(note("source_lost", Level.ERROR, "no answer", source=each, conduct="alarm")) for each in two]
+    listener, two = Listener(), ("snmp:10.0.0.5", "nut:rack@10.0.0.6")
+    found = [
+        listener.messages_of(note("source_lost", Level.ERROR, "no answer", source=each, conduct="alarm"))
+        for each in two
+    ]
     assert [len(each) for each in found] == [1, 1]
-    (back,) = hears.tell(note("source_recovered", Level.INFO, f"{two[0]} answers", source=two[0]))
+    (back,) = listener.messages_of(note("source_recovered", Level.INFO, f"{two[0]} answers", source=two[0]))
     assert back.key == found[0][0].key
-    assert list(hears.standing) == [found[1][0].key]
+    assert list(listener.standing) == [found[1][0].key]
 
 
 def test_what_a_reboot_has_ended_does_not_stand() -> None:
     """The next boot begins without feeds, guard and lost links, and no note says so."""
-    hears = Listener()
-    (lost,) = hears.tell(note("source_lost", Level.ERROR, "no answer", source="snmp:10.0.0.5", conduct="alarm"))
-    hears.tell(note("network_lost", because="eth0 went down", part="eth0"))
-    hears.tell(note("guard_started"))
+    listener = Listener()
+    (lost,) = listener.messages_of(
+        note("source_lost", Level.ERROR, "no answer", source="snmp:10.0.0.5", conduct="alarm")
+    )
+    listener.messages_of(note("network_lost", because="eth0 went down", part="eth0"))
+    listener.messages_of(note("guard_started"))
     silent = replace(
         State(), feed=Feed(lost_since_s=NOW_S), gone=(NetworkLoss(part="eth0", heard_s=NOW_S, at_s=NOW_S),)
     )
-    assert hears.watch({}, replace(silent, guarded_since_s=NOW_S), "armed") == []
+    assert listener.watch({}, replace(silent, guarded_since_s=NOW_S), "armed") == []
     several = replace(State(), upses=(Supplied(ups="a", feed=Feed(), battery=Battery()),))
     for after in (State(), several):
         again = Listener()
-        again.standing = dict(hears.standing)
+        again.standing = dict(listener.standing)
         assert [each.event for each in again.watch({}, after, "armed")] == [
             "source_lost",
             "network_lost",
@@ -189,43 +198,43 @@ def test_what_a_reboot_has_ended_does_not_stand() -> None:
 )
 def test_a_trainer_is_missed_unless_it_was_told_to_go(state: State, expected: int) -> None:
     assert (
-        len(Listener().tell(note("trainer_gone", because="no longer reachable", trainer="llm"), state=state))
+        len(Listener().messages_of(note("trainer_gone", because="no longer reachable", trainer="llm"), state=state))
         == expected
     )
 
 
 def test_levels() -> None:
-    hears = Listener()
-    (warning,) = hears.tell(note("redundancy_lost_raised"))
-    (error,) = hears.tell(note("overload_raised", Level.ERROR))
+    listener = Listener()
+    (warning,) = listener.messages_of(note("redundancy_lost_raised"))
+    (error,) = listener.messages_of(note("overload_raised", Level.ERROR))
     assert [is_wanted(warning, each) for each in ("warning", "error", "none")] == [True, False, False]
     assert [is_wanted(error, each) for each in ("warning", "error", "none")] == [True, True, False]
 
 
 def test_reasons_begin_and_end() -> None:
     """What no note tells: a journal in memory, a power-off that would fail."""
-    hears = Listener()
+    listener = Listener()
     reasons = {"no_power_off": ("error", "the daemon cannot power this host off (no helper)")}
-    (begun,) = hears.watch(reasons, State(), "armed")
+    (begun,) = listener.watch(reasons, State(), "armed")
     assert begun.text.endswith("(no helper). see host.power_off and host.helper in `powerguard doctor`")
-    assert hears.watch(reasons, State(), "armed") == []
-    assert [each.status for each in hears.watch({}, State(), "armed")] == ["end"]
+    assert listener.watch(reasons, State(), "armed") == []
+    assert [each.status for each in listener.watch({}, State(), "armed")] == ["end"]
 
 
 def test_too_many_become_one_and_an_outage_gets_through() -> None:
-    hears = Listener()
-    found = [hears.tell(note("power_on_blocked", method=f"w{number}")) for number in range(1000)]
+    listener = Listener()
+    found = [listener.messages_of(note("power_on_blocked", method=f"w{number}")) for number in range(1000)]
     assert sum(map(len, found)) == 60
-    assert len(hears.tell(*began(), *ended())) == 2
-    (summary,) = hears.watch({}, State(), "armed")
+    assert len(listener.messages_of(*began(), *ended())) == 2
+    (summary,) = listener.watch({}, State(), "armed")
     assert (summary.title, summary.level) == ("gpu-01: 940 more alarms", "error")
     assert "a power-on method cannot be used (940)" in summary.text
 
 
 def test_an_outage_that_ended_unseen_is_ended() -> None:
-    hears = Listener()
-    hears.tell(*began())
-    (over,) = hears.watch({}, State(), "armed")
+    listener = Listener()
+    listener.messages_of(*began())
+    (over,) = listener.watch({}, State(), "armed")
     assert (over.key, over.status, over.title) == ("outage:o1", "end", "gpu-01: the outage is over")
 
 
@@ -257,7 +266,7 @@ def test_every_note_has_words(language: str, event: str) -> None:
     """With no number at all, and with hostile ones: braces, newlines, controls."""
     bad: dict[str, Any] = {"source": "{host}\n\x1b[31m", "trainer": "%s{0}", "away_s": float("nan"), "lasted_s": -1e300}
     for numbers in ({}, bad):
-        messages = Listener(language).tell(note(event, Level.ERROR, "{because}\u202e", **numbers))
+        messages = Listener(language).messages_of(note(event, Level.ERROR, "{because}\u202e", **numbers))
         assert len(messages) == (event not in NO_MESSAGE)
         for each in messages:
             assert each.title.startswith("gpu-01")
@@ -271,7 +280,7 @@ def test_an_order_that_failed_is_named_by_what_it_was_to_do() -> None:
     named = {name.removeprefix("action failed ") for name in texts("en")["alarms"] if name.startswith("action failed ")}
     assert named <= orders
     for action, title in (("TriggerCheckpoint", "a checkpoint failed"), ("Reboot", "an order failed")):
-        (result,) = Listener("en").tell(note("action_failed", Level.ERROR, "timed out", action=action))
+        (result,) = Listener("en").messages_of(note("action_failed", Level.ERROR, "timed out", action=action))
         assert result.title == f"gpu-01: {title}"
 
 
@@ -299,7 +308,7 @@ def test_the_languages_say_the_same() -> None:
 
 
 def test_late_messages_say_when_it_was() -> None:
-    hears = Listener("zh")
-    (one,) = hears.tell(*began())
-    assert composed([one], "zh", hears.now + 1.0, 60.0) == one
-    assert "此前无法送达" in composed([one], "zh", hears.now + 100.0, 60.0).text
+    listener = Listener("zh")
+    (one,) = listener.messages_of(*began())
+    assert composed([one], "zh", listener.now + 1.0, 60.0) == one
+    assert "此前无法送达" in composed([one], "zh", listener.now + 100.0, 60.0).text

@@ -109,14 +109,16 @@ async def test_a_bmc_that_is_dead_in_every_way_ends_in_time_and_the_loop_stays_a
         tmp_path, https, certificate, kind="auto", socket=str(tmp_path / "none.sock"), port=udp, password=PASSWORD
     )
     async with watched() as machine:
-        for _ in quickly(3.2):  # a busy machine takes its time to end the worker
-            with pytest.raises(BmcError) as caught:
-                await BmcEffector(given).carry_out(replace(ENSURE, by_s=boottime_s() + 2.5))
+        for _ in range(8):
+            for _ in quickly(3.2):  # a busy machine takes its time to end the worker
+                with pytest.raises(BmcError) as caught:
+                    await BmcEffector(given).carry_out(replace(ENSURE, by_s=boottime_s() + 2.5))
+            if "was killed at its limit" not in str(caught.value):  # else a busy machine gave it no time to fail
+                break
     assert machine.worst_s < 0.7, "an engine that held the loop up would do so for its share, more than a second"
-    # On a busy machine the worker may not reach its login in its share, or may be killed at its end: the text says so.
-    text = str(caught.value)
-    failure = Failure.PROTOCOL if "did not start in time" in text else Failure.UNREACHABLE
-    assert caught.value.failure is (Failure.TIMEOUT if "was killed at its limit" in text else failure)
+    # Where others have taken the cores, the worker has not even got to its login in its share: it says so.
+    is_late = "did not start in time" in str(caught.value)
+    assert caught.value.failure is (Failure.PROTOCOL if is_late else Failure.UNREACHABLE)
     for kind in ("in-band: ", "redfish: ", "ipmi-lan: "):
         assert kind in str(caught.value)
     with pytest.raises(BmcError, match="not asked, because no time was left"):

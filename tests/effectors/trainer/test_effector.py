@@ -558,7 +558,7 @@ async def test_a_monster_is_borne_within_the_deadline(name: str) -> None:
         began_s = now_s()
         await made.look()
         assert now_s() - began_s < 6.0
-        assert published.seen[-1].alive, "it hangs or lies, but somebody is there"
+        assert published.seen[-1].alive, "it hangs or lies, but it is there"
 
 
 async def test_a_hung_native_trainer_is_asked_again_until_it_wakes() -> None:

@@ -57,7 +57,7 @@ class Loader(importlib.machinery.SourceFileLoader):
         return text
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile it anew: what is cached is without the fault."""
+        """Compile it again: what is cached is without the fault."""
         return compile(self.text(), self.path, "exec", dont_inherit=True)
 
 

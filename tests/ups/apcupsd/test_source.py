@@ -251,7 +251,7 @@ async def test_story_12_a_spent_order_is_no_order_of_the_next_outage() -> None:
             while (await until(heard, Reading)).forced_shutdown:
                 peer.set()
     logged = [entry["because"] for entry in logs if "systemctl restart apcupsd there" in entry.get("because", "")]
-    assert len(logged) == 2  # each order that is left over is told, and told once
+    assert len(logged) == 2  # each order that is left over is logged, and logged once
 
 
 async def test_an_order_that_was_left_to_us_is_none() -> None:

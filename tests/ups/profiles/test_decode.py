@@ -205,7 +205,7 @@ def test_an_inverter_that_says_battery_for_ever_has_no_witness() -> None:
 
 def test_the_alarm_table_names_what_it_lists() -> None:
     rows = {f"{U}.6.2.1.2.{row}": Oid(f"{U}.6.3.{alarm}") for row, alarm in ((3, 2), (9, 3), (11, 8), (12, 99))}
-    assert decode_case("rfc1628", rows).alarms == (), "rows beside a count of 0 are old ones"
+    assert decode_case("rfc1628", rows).alarms == (), "rows with a count of 0 are old ones"
     decoded = decode_case("rfc1628", {**rows, f"{U}.6.1.0": 4, f"{U}.4.1.0": 5})
     assert decoded.alarms == ("low_battery", "on_battery", "overload")
     assert (decoded.low_battery, decoded.overload, decoded.witnesses) == (True, True, ("alarms",))
@@ -280,7 +280,7 @@ def test_a_charge_of_nothing_beside_a_good_runtime() -> None:
 
 
 def test_a_short_runtime_confirms_a_charge_of_nothing_on_battery() -> None:
-    """Of two families the cautious one counts: 0 s and 0 % by one of them are believed beside 2100 s of the other."""
+    """Of two families the cautious one counts: 0 s and 0 % of one of them are believed, and not 2100 s of the other."""
     empty = {f"{U}.4.1.0": 5, f"{U}.2.4.0": 0, f"{A}.4.1.1.0": 3, f"{A}.2.2.1.0": 0, f"{A}.2.3.1.0": 0}
     decoded = decode(PROFILES, {**walk("rfc1628"), **walk("apc"), **empty, f"{A}.2.2.3.0": 0})
     assert (decoded.charge_pct, decoded.runtime_s) == (0, 0)

@@ -62,7 +62,7 @@ def test_a_line_that_has_volts_is_there() -> None:
     volts = {f"_4_4_1_2_{line}": 230 for line in (1, 2, 3)}
     for gone in (None, Missing.NULL, -1):
         cut = {"_4_3_0": None, "_4_4_1_4_3": gone, "_4_4_1_5_3": gone}
-        assert (decode_lines(**cut).load_pct, decode_lines(**cut).watts) == (30, 5000), "nothing tells of it"
+        assert (decode_lines(**cut).load_pct, decode_lines(**cut).watts) == (30, 5000), "it is not reported"
         decoded = decode_lines(**cut, **volts)
         assert (decoded.load_pct, decoded.watts) == (None, None)
         assert why(decoded, "watts").endswith("line 3 is reported by another object only")

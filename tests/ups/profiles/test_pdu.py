@@ -111,7 +111,7 @@ def test_one_unbelievable_phase_makes_the_sum_unknown() -> None:
     assert [rejected.why for rejected in decoded.rejected][
         -1
     ] == "one line is not believed, so all of them together are not"
-    assert read_and_decode(rows.replace("=-7", "=-1"))[1].amps is None, "a phase before one that is told is there"
+    assert read_and_decode(rows.replace("=-7", "=-1"))[1].amps is None, "a phase before one that is reported is there"
     assert read_and_decode(rows.replace(".3=2000", ".3=-1").replace("=-7", "=1500"))[1].amps == 4.5, "two phases"
 
 

@@ -188,7 +188,7 @@ def test_lines_of_three_phases() -> None:
     assert decode_values(profile, {**rows, ".8.0": 0}).load_lines == (10, 20, 30), "0 lines is no number of lines"
     two = {**rows, ".8.1.3": -1, ".8.2.3": Missing.NULL}
     assert (decode_values(profile, two).load_lines, decode_values(profile, two).watts) == ((10, 20), 2000), (
-        "nothing tells of line 3"
+        "line 3 is not reported"
     )
     assert decode_values(profile, {**two, ".8.2.3": 1000}).load_pct is None, "its watts do"
     assert decode_values(profile, {**rows, ".8.1.2": -1}).load_pct is None, "there is a line 3, so there is a line 2"
