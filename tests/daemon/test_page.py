@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from powerguard.core.decide import conditions
 from powerguard.core.model.policy import FeedPolicy, Mode, Shed
@@ -319,19 +320,30 @@ async def test_no_report_is_made_in_an_outage(journal: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ended",
+    ("ended", "logged"),
     [
-        Ended(returncode=-9, stdout=b"<p>", stderr=b"", timed_out=True),
-        Ended(returncode=66, stdout=b"", stderr=b"secret"),
-        Ended(returncode=0, stdout=b"x" * MAX_OUTPUT_BYTES, stderr=b""),
-        OSError(12, "Cannot allocate memory"),
+        (Ended(returncode=-9, stdout=b"<p>", stderr=b"", timed_out=True), "not made within 8 s"),
+        (Ended(returncode=66, stdout=b"", stderr=b"first\nsecret\n"), "ended with status 66: secret"),
+        (Ended(returncode=-9, stdout=b"", stderr=b""), "ended with status -9: it wrote nothing"),
+        (Ended(returncode=0, stdout=b"x" * MAX_OUTPUT_BYTES, stderr=b""), "longer than 1048576 bytes"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
     ],
-    ids=["slow", "failed", "cut off", "no memory"],
+    ids=["slow", "failed", "killed", "cut off", "no memory"],
 )
-async def test_a_report_that_cannot_be_made_names_the_command(journal: Path, ended: Ended | OSError) -> None:
+async def test_a_report_that_cannot_be_made_names_the_command(
+    journal: Path, ended: Ended | OSError, logged: str
+) -> None:
+    """The reader gets no text of the child, which may name the host's files: that is in the log, once for a child."""
     daemon = scene()
     daemon.outages = (recorded(),)
     spawn = Counted(ended)
+    with capture_logs() as logs:
+        await _ask_thrice(daemon, journal, spawn)
+    failed = [each for each in logs if each["event"] == "report_failed"]
+    assert failed == [{"event": "report_failed", "log_level": "warning", "outage": recorded().id, "error": logged}] * 2
+
+
+async def _ask_thrice(daemon: Watched, journal: Path, spawn: Counted) -> None:
     async with http_server(daemon, port=0, reports=Reports(daemon, journal, spawn)) as port:
         for _ in range(3):
             code, text, _ = await ask(port, recorded().id)

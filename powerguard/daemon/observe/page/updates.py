@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from aiohttp import web
 
 from powerguard.core.model.state import Online
@@ -21,7 +22,9 @@ from powerguard.daemon.attempt import rest
 from powerguard.daemon.observe.page.view import MOST_OUTAGES, Curves, context, render
 from powerguard.daemon.observe.page.words import language_of
 from powerguard.daemon.observe.port import Daemon
-from powerguard.effectors.child import MAX_OUTPUT_BYTES, Spawn
+from powerguard.effectors.child import MAX_OUTPUT_BYTES, Ended, Spawn
+
+log = structlog.get_logger()
 
 READERS: Final = 16
 """Streams that are open at a time. One more is refused, and its page asks every few seconds instead."""
@@ -88,21 +91,35 @@ class Reports:
                 self._made[outage] = self._daemon.clock(), await self._make(outage)
         html = self._made[outage][1]
         if not html:
-            raise ReportError(503, f"the report could not be made here; {command}")
+            raise ReportError(503, f"the report could not be made here (see the log: report_failed); {command}")
         return html
 
     def _is_fresh(self, at_s: float, html: str) -> bool:
         return 0.0 <= self._daemon.clock() - at_s < (REPORT_KEPT_S if html else REPORT_FAILED_S)
 
     async def _make(self, outage: str) -> str:
-        """Return the page; "" if it cannot be made."""
+        """Return the page; "" if it cannot be made, and the log has the reason."""
         argv = (sys.executable, "-P", "-c", _PROGRAM, "report", "--html", "-", "--journal", str(self._journal))
         try:
             ended = await self._spawn([*argv, "--", outage], limit_s=REPORT_LIMIT_S)
-        except OSError:
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            why = _failure(ended)
+        if why:
+            log.warning("report_failed", outage=outage, error=why)
             return ""
-        failed = ended.timed_out or ended.returncode != 0 or len(ended.stdout) >= MAX_OUTPUT_BYTES
-        return "" if failed else ended.stdout.decode("utf-8", "replace")
+        return ended.stdout.decode("utf-8", "replace")
+
+
+def _failure(ended: Ended) -> str:
+    """Return why this child has made no page; "" if it has made one."""
+    if ended.timed_out:
+        return f"not made within {REPORT_LIMIT_S:g} s"
+    if ended.returncode != 0:
+        lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+        return f"ended with status {ended.returncode}: {lines[-1][:200] if lines else 'it wrote nothing'}"
+    return f"longer than {MAX_OUTPUT_BYTES} bytes" if len(ended.stdout) >= MAX_OUTPUT_BYTES else ""
 
 
 class Page:
