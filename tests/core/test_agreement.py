@@ -10,7 +10,7 @@ from powerguard.core.decide.conditions import may_latch, outage_budget
 from powerguard.core.decide.machine import step
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Feed, Measures, SourceReport, State, Supply
+from powerguard.core.model.state import Feed, Measures, Online, SourceReport, State, Supply
 from powerguard.core.supply import fusion
 from tests.core.play import make_policy
 
@@ -711,6 +711,31 @@ def test_the_only_source_that_is_left_disagrees_with_none_and_recovers_once() ->
         answer = step(now, state, says(at_s, "snmp", "utility"))
         state, notes = answer.state, [*notes, *answer.notes]
     assert [note.event for note in notes] == ["source_recovered"]
+
+
+@pytest.mark.parametrize("former", [("snmp",), ("snmp", "nut")])
+def test_what_a_former_source_has_shown_is_no_evidence_for_a_new_one(former: tuple[str, ...]) -> None:
+    """Some inverters report battery permanently, and the host must not be powered off for that after a reload."""
+    before, now = named(*former), named("apcupsd")
+    state = State()
+    for at_s in (1.0, 2.0):
+        for name in former:
+            state = step(before, state, says(at_s, name, "utility", {"output_off_in_s": 60.0})).state
+    state = reloaded(before, now, state, 3.0)
+    for at_s in range(4, 400):
+        state = step(now, state, says(float(at_s), "apcupsd", "battery", {"output_off_in_s": 30.0})).state
+    assert isinstance(state.phase, Online)
+    assert state.alarms == ("unproven_battery",)
+
+
+def test_a_confirmed_battery_counts_on_with_another_source() -> None:
+    """A daemon that is restarted in an outage, with other settings, continues the outage."""
+    state = State()
+    for at_s, word in ((1.0, "utility"), (2.0, "battery"), (3.0, "battery"), (4.0, "battery")):
+        state = step(named("snmp"), state, says(at_s, "snmp", word)).state
+    state = reloaded(named("snmp"), named("nut"), state, 5.0)
+    state = step(named("nut"), state, says(6.0, "nut", "battery")).state
+    assert state.feed.supply is Supply.BATTERY
 
 
 @pytest.mark.parametrize("policy", [named("snmp", "nut"), POLICY])

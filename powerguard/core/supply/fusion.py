@@ -362,8 +362,15 @@ def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
 
 
 def without_former(policy: Policy, feed: Feed) -> Feed:
-    """Return the feed without sources that the settings no longer name: they are not polled, and so are never lost."""
+    """Return the feed without sources that the settings no longer name: they are not polled, and so are never lost.
+
+    If none is left, this is the first contact again: what the former source has shown is no evidence for a battery that
+    the new one reports. A battery that is confirmed stays so.
+    """
     kept = tuple(each for each in feed.heard if each.source in policy.source_names)
+    is_other = feed.reading is not None and feed.reading.source not in policy.source_names and not kept
+    if policy.source_names and is_other and feed.supply is not Supply.BATTERY:
+        return Feed(since_s=feed.since_s)
     if not policy.source_names or (kept == feed.heard and (policy.sources > 1 or not kept)):
         return feed
     lost = [each.lost_since_s for each in kept if each.lost_since_s is not None]
