@@ -445,7 +445,7 @@ def _feed(
     short = [each for each in upses if ups_supply[each.ups] is not Supply.UNKNOWN]
     lost = [feed.lost_since_s for feed in feeds if feed.lost_since_s is not None]
     tested = [feed for feed in feeds if feed.test_since_s is not None]
-    tested_supplies = sum(_supplies(policy, each) for each in lasting if fusion.is_draining(each.feed))
+    tested_supplies = sum(_supplies(policy, each) for each in lasting if fusion.is_draining(_standing(each)))
     is_short = on_utility - tested_supplies < policy.minimum_supplies
     if supply is Supply.UTILITY and is_short:
         since_s = now_s  # Utility is there, but a battery carries the host: a test, a calibration, a bare suspicion.
