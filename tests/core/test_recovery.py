@@ -179,6 +179,25 @@ def test_a_return_in_dry_run_goes_back_to_before_its_start_of_training_when_the_
     assert restore(POLICY, stored(phase), 2002.0).state.phase == begun
 
 
+def test_a_power_off_after_a_return_in_rehearse_is_a_latch_once_the_mode_is_armed() -> None:
+    """A daemon that is killed after the order must not take the outage back to its beginning: the host goes off."""
+    result = play(
+        SITE,
+        "auto policy sync checkpoint=10 survives",
+        CALM,
+        "6..30 battery load=75 charge=9 runtime=20",
+        f"{SITE} mode=rehearse",
+        "31 reboot gap=300",
+        SITE,
+        "32 restart",
+        "33..60 battery load=75 charge=9 runtime=20",
+        "61 restart",
+    )
+    assert len(result.ordered(PowerOff)) > 1
+    assert isinstance(result.state.phase, Shutdown)
+    assert result.state.phase.outage.mode is Mode.ARMED
+
+
 @pytest.mark.parametrize(
     ("mode", "kept"),
     [

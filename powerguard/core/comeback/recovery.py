@@ -107,7 +107,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         _begin_again(turn)
         because += f" in mode {policy.mode}: what was only recorded before is decided again"
         stored = replace(stored, in_flight=())
-    elif _acts_less(policy, state.phase):
+    elif not isinstance(state.phase, Shutdown):  # A latch keeps the mode of its power-off.
         turn.set_outage(mode=policy.mode)
     # Signals are not repeated blindly: the next reading shows whether the load still requires them.
     again = [
@@ -156,11 +156,6 @@ def _is_only_recorded(policy: Policy, phase: Phase) -> bool:
     if isinstance(phase, Recovery):  # In rehearse, too, training is started.
         return phase.outage.mode is Mode.DRY_RUN and policy.mode is not Mode.DRY_RUN
     return not isinstance(phase, Online) and _MODES.index(policy.mode) < _MODES.index(phase.outage.mode)
-
-
-def _acts_less(policy: Policy, phase: Phase) -> bool:
-    """Say whether orders of this outage are only recorded from now on; a latch keeps the mode of its power-off."""
-    return not isinstance(phase, Online | Shutdown) and _MODES.index(policy.mode) > _MODES.index(phase.outage.mode)
 
 
 _MODES = tuple(Mode)
