@@ -20,8 +20,11 @@ from powerguard.core.model.events import Done, OutputSource, OwnSource, Reading,
 from powerguard.core.model.policy import Mode, Policy, Shared
 from powerguard.core.model.state import (
     Battery,
+    CheckpointInFlight,
+    Durable,
     Feed,
     Holding,
+    NotDurable,
     OnBattery,
     Online,
     Outage,
@@ -466,6 +469,18 @@ def test_a_grade_that_rises_again_is_logged_with_both() -> None:
     at.raise_grade()
     (note,) = at.notes
     assert (note.event, dict(note.numbers)) == ("grade_raised", {"old": Grade.BARE, "new": Grade.FULL})
+
+
+@pytest.mark.parametrize(("checkpoint", "grade"), [(NotDurable(tries=1), Grade.BARE), (Durable(), Grade.SHORT)])
+def test_a_bare_stop_stays_one_while_a_checkpoint_is_late(checkpoint: NotDurable | Durable, grade: Grade) -> None:
+    """It expected to be durable by now, and is not: a stop that is more orderly would begin before its end."""
+    flight = CheckpointInFlight(order="c-1", eta_at_s=99.0)
+    trainer = Trainer(name="llm", pause_ordered=True, checkpoint=checkpoint, in_flight=flight)
+    phase = Holding(outage=replace(OUTAGE, grade=Grade.BARE, lowered=True), began_s=10.0)
+    at = turn(phase, trainers=(trainer,), feed=Feed(supply=Supply.BATTERY))
+    at.restore_grade()
+    assert at.outage is not None
+    assert at.outage.grade is grade
 
 
 @pytest.mark.parametrize(("at_s", "level"), [(210.0, Level.WARNING), (210.1, Level.ERROR)])

@@ -156,8 +156,8 @@ class Turn:
         outage = self.outage
         if outage is None or not outage.lowered or outage.grade is not Grade.BARE:
             return
-        owed_s = self.budget().checkpoint_s
-        if owed_s <= 0.0 and budget.power_off_at_s(self.state.feed) is None:
+        owes = any(trainer.owes for trainer in self.state.trainers)
+        if not owes and budget.power_off_at_s(self.state.feed) is None:
             self.set_outage(grade=Grade.SHORT, lowered=False)
             self.note("grade_raised", "every checkpoint is done", old=Grade.BARE, new=Grade.SHORT)
 
