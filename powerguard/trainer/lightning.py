@@ -75,14 +75,21 @@ class _TrainerState:
             self._random.put_back(self._random_state)
 
 
-class _ValidationStart(Callback):
-    """The first callback at the start of a validation: another one may swap averaged weights in there."""
+class _First(Callback):
+    """The first callback, where another one may swap averaged weights in: as a validation begins, and as training ends.
 
-    def __init__(self, begin: Callable[[], None]) -> None:
+    begin: called at the start of a validation. end: called at the end of training.
+    """
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin = begin
+        self._end = end
 
     def on_validation_start(self, *_: object) -> None:
         self._begin()
+
+    def on_train_end(self, *_: object) -> None:
+        self._end()
 
 
 class PowerguardCallback(Callback):
@@ -108,7 +115,7 @@ class PowerguardCallback(Callback):
         self._is_whole = False
         """A step has just ended, and no gradients of the next one are gathered."""
         self._phase = ExitStack()
-        self._first = _ValidationStart(self._enter_validation)
+        self._first = _First(self._enter_validation, self._save_last)
         self.guard: Guard | None = None
         """While it trains; None before and after."""
 
@@ -163,7 +170,7 @@ class PowerguardCallback(Callback):
     def on_validation_end(self, *_: object) -> None:
         self._phase.close()
 
-    def on_train_end(self, *_: object) -> None:
+    def _save_last(self) -> None:
         """Save what the last minutes brought: what comes later, another fit too, begins there."""
         if self.guard is not None and self._has_trained and self._options.get("every_s", 0.0) is not None:
             self.guard.save(self._step)

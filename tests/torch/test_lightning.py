@@ -72,11 +72,13 @@ def trained(
     name: str = "ck",
     begin: Path | None = None,
     validate_every: int | None = None,
+    is_first: bool = False,
     **options: Any,
 ) -> PowerguardCallback:
     """Train to the end.
 
-    begin: a checkpoint of Lightning's own to begin at. validate_every: batches; None: an epoch. options: of the guard.
+    begin: a checkpoint of Lightning's own to begin at. validate_every: batches; None: an epoch. is_first: the guard's
+    callback is given before the others. options: of the guard.
     """
     lightning.seed_everything(1, verbose=False)
     data = torch.randn(100, 8, generator=torch.Generator().manual_seed(1))
@@ -86,7 +88,7 @@ def trained(
         max_steps=STEPS,
         accumulate_grad_batches=accumulate,
         val_check_interval=validate_every,
-        callbacks=[*callbacks, callback],
+        callbacks=[callback, *callbacks] if is_first else [*callbacks, callback],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -284,6 +286,42 @@ def test_the_end_of_a_training_is_saved(folder: Path) -> None:
     assert again.losses == {}
     assert newest_in(folder / "ck") == saved, "nothing was trained, so nothing is saved again"
     for one, other in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+class Averaged(lightning.Callback):
+    """An average of the weights, which the model has at the end, as Lightning's WeightAveraging has it."""
+
+    def __init__(self) -> None:
+        self.mean: list[torch.Tensor] = []
+        self.last: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, net: lightning.LightningModule, *_: object) -> None:
+        self.mean = self.mean or [torch.zeros_like(each) for each in net.parameters()]
+        for mean, parameter in zip(self.mean, net.parameters(), strict=True):
+            mean.lerp_(parameter.detach(), 0.1)
+
+    def on_train_end(self, trainer: lightning.Trainer, net: lightning.LightningModule) -> None:
+        self.last = [each.detach().clone() for each in net.parameters()]
+        with torch.no_grad():
+            for mean, parameter in zip(self.mean, net.parameters(), strict=True):
+                parameter.copy_(mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean = state["mean"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_end_of_a_training_is_saved_without_averaged_weights(folder: Path, *, is_first: bool) -> None:
+    """Whichever is given first: a second fit, of more steps, goes on from the weights that were trained."""
+    averaged, again = Averaged(), Net()
+    trained(folder, Net(), averaged, every_s=3600.0, is_first=is_first)
+    trained(folder, again, every_s=3600.0)
+    assert again.losses == {}
+    for one, other in zip(averaged.last, again.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
