@@ -122,8 +122,9 @@ class PowerguardCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         if stage != "fit":
             return
-        if self._first not in trainer.callbacks:
-            trainer.callbacks = [self._first, *trainer.callbacks]
+        # Last: at the end of a batch, what another callback changes (averaged weights, say) is part of the step.
+        others = [each for each in trainer.callbacks if each not in (self._first, self)]
+        trainer.callbacks = [self._first, *others, self]
         self._signals = self._listened_to()
         self._state = _TrainerState(trainer)
         self.guard = Guard(self._state, self._root, job=self._job, **{**self._options, "signals": False})

@@ -315,6 +315,18 @@ class Averaged(lightning.Callback):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
+def test_what_another_callback_makes_of_a_step_is_kept(folder: Path, *, is_first: bool) -> None:
+    """Whichever is given first: else the average of a resumed run would lack one step."""
+    whole, first, second = Averaged(), Averaged(), Averaged()
+    trained(folder, Net(), whole, name="whole", is_first=is_first)
+    with pytest.raises(StopTraining):
+        trained(folder, Net(at=12, does=lambda: wish(folder)), first, is_first=is_first)
+    trained(folder, Net(), second, is_first=is_first)
+    for one, other in zip(whole.mean, second.mean, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
 def test_the_end_of_a_training_is_saved_without_averaged_weights(folder: Path, *, is_first: bool) -> None:
     """Whichever is given first: a second fit, of more steps, goes on from the weights that were trained."""
     averaged, again = Averaged(), Net()
