@@ -21,7 +21,7 @@ from typing import Any, Final
 from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.folders import Found, Refused, look
 from powerguard.trainer.store.items import Loaded
-from powerguard.trainer.store.manifest import Shard, StoreError, step_of
+from powerguard.trainer.store.manifest import Shard, StoreError, committed_ms, step_of
 from powerguard.trainer.store.shards import ShardReader, Snapshot, held
 
 FORMAT: Final = 1
@@ -53,8 +53,9 @@ class Weights:
 def read_weights(place: str | os.PathLike[str], *, step: int | None = None, part: str = "model") -> Weights:
     """Read the weights of the newest checkpoint in a folder, of the one of a step, or of the checkpoint that it is.
 
-    part: the name in TorchState: "model", "model.NAME" where there are several, "ema". Raises StoreError: there is no
-    such checkpoint, it is not one of TorchState, or its tensors are not all here; CorruptError; OSError.
+    Newest means committed last, as for a resume. part: the name in TorchState: "model", "model.NAME" where there are
+    several, "ema". Raises StoreError: there is no such checkpoint, it is not one of TorchState, or its tensors are not
+    all here; CorruptError; OSError.
     """
     found = _chosen(Path(place).expanduser().absolute(), step)
     with held(Path(found.path)):
@@ -72,9 +73,9 @@ def _chosen(place: Path, step: int | None) -> Found:
     except OSError as error:
         msg = f"{place}: {error.strerror} (name a checkpoint, or the folder of a job's checkpoints)"
         raise StoreError(msg) from error
-    for each in candidates:
-        if isinstance(each, Found) and step in (None, each.step):
-            return each
+    found = [each for each in candidates if isinstance(each, Found) and step in (None, each.step)]
+    if found:  # a training that was rolled back commits lower steps later
+        return max(found, key=lambda each: (committed_ms(each.manifest.created), each.step))
     because = next((f": {each.reason}" for each in candidates if isinstance(each, Refused)), "")
     msg = f"{place}: no complete checkpoint{'' if step is None else f' of step {step}'} there{because}"
     raise StoreError(msg)

@@ -19,7 +19,9 @@ from tests.cli.checkpoint_sites import flip, save
 CHUNK = 4096
 
 
-def saved(root: Path, ranks: Sequence[tuple[object, Sequence[Buffer]]], *, step: int = 7, hosts: int = 1) -> Path:
+def saved(
+    root: Path, ranks: Sequence[tuple[object, Sequence[Buffer]]], *, step: int = 7, hosts: int = 1, minute: int = 0
+) -> Path:
     """Write a checkpoint: of each rank the index, and its items, in chunks of 4 KiB."""
     with Store(root, job="llm", ranks=len(ranks), chunk_bytes=CHUNK, slots=0) as store:
         name, shards = store.name(step, secrets.token_hex(4)), []
@@ -30,7 +32,7 @@ def saved(root: Path, ranks: Sequence[tuple[object, Sequence[Buffer]]], *, step:
         manifest = Manifest(
             job="llm",
             step=step,
-            created="2026-11-21T04:00:00Z",
+            created=f"2026-11-21T04:{minute:02d}:00Z",
             reason="periodic",
             ranks=len(ranks),
             hosts=hosts,
@@ -161,6 +163,14 @@ def test_no_such_checkpoint(tmp_path: Path) -> None:
     ]:
         with pytest.raises(StoreError, match=because):
             read_weights(place, step=step)
+
+
+def test_newest_is_what_was_committed_last(tmp_path: Path) -> None:
+    """As for a resume: a training that was rolled back has smaller steps than what it left behind."""
+    for minute, step in enumerate((900, 1000, 500)):
+        saved(tmp_path, [(index_of({"w": tensor("w")}), [floats("w", 10, first=step)])], step=step, minute=minute)
+    assert read_weights(tmp_path).step == 500
+    assert read_weights(tmp_path, step=1000).step == 1000
 
 
 def test_safetensors(tmp_path: Path) -> None:

@@ -130,6 +130,15 @@ def _newest_first(entry: Entry) -> tuple[int, float, str]:
     return (-1 if entry.step is None else -entry.step, -(entry.created_s or 0.0), entry.path)
 
 
+def by_commit(entry: Entry) -> tuple[float, float]:
+    """Return the key by which the newest is the last: training that was rolled back commits lower steps later.
+
+    Sealed ones go by their step: copying or sealing again changes their time.
+    """
+    created_s, step = entry.created_s or 0.0, float(entry.step or 0)
+    return (created_s, step) if entry.kind == "native" else (step, created_s)
+
+
 def _stored(tier: ObjectTier, place: str) -> list[Entry]:
     scheme = place.partition("://")[0]
     try:

@@ -18,6 +18,7 @@ from powerguard.cli.checkpoints.found import (
     Entry,
     PlaceError,
     access_of,
+    by_commit,
     entries_at,
     now_s,
     tier_at,
@@ -95,7 +96,7 @@ def chosen(
     root: str, entries: list[Entry], keep: int, bar: Bar, *, set_aside: bool = False, **access: str | None
 ) -> Choice:
     """Choose the checkpoints of one root to keep and to remove. Raises RefusedError when none verifies."""
-    whole = sorted((e for e in entries if e.is_whole), key=_age, reverse=True)
+    whole = sorted((e for e in entries if e.is_whole), key=by_commit, reverse=True)
     if any(e.step is not None for e in whole):  # one without is no checkpoint to go on from: a part that was restored
         whole = [e for e in whole if e.step is not None]
     kept: list[Entry] = []
@@ -113,12 +114,6 @@ def chosen(
     stale_s = newest_s - _STALE_S
     old += [e for e in rest if e.state == "set_aside" or (e.created_s is not None and e.created_s < stale_s)]
     return Choice(kept, old)
-
-
-def _age(entry: Entry) -> tuple[float, float]:
-    """Native ones go by their commit, and sealed ones by their step: copying or sealing again changes their time."""
-    created_s, step = entry.created_s or 0.0, float(entry.step or 0)
-    return (created_s, step) if entry.kind == "native" else (step, created_s)
 
 
 def _print_choices(choices: list[Choice]) -> None:

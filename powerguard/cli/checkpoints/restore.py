@@ -27,6 +27,7 @@ from powerguard.cli.checkpoints.found import (
     Patient,
     PlaceError,
     access_of,
+    by_commit,
     entries_at,
     tier_at,
 )
@@ -237,7 +238,7 @@ def source_of(place: str, step: int | None, **access: str | None) -> Entry:
         which = "" if step is None else f" of step {step}"
         msg = f"{place}: no checkpoint{which} there that is complete (`powerguard checkpoints list {place}`)"
         raise RestoreError(msg)
-    return entries[0]
+    return max(entries, key=by_commit)
 
 
 def _ask(entry: Entry, target: str, args: argparse.Namespace) -> None:

@@ -89,6 +89,15 @@ def test_a_roll_back_counts_whatever_steps_and_clocks_say(tmp_path: Path) -> Non
     assert items_of(Path(last_committed(root).path))["model.w"] == content(10, "model.w")
 
 
+def test_newest_is_what_was_committed_last(tmp_path: Path) -> None:
+    """As for a resume: a second tier still has the higher steps that a rolled-back training left behind."""
+    nas, root = tmp_path / "nas" / "llm", tmp_path / "llm"
+    for minute, step in enumerate((900, 1000, 500), start=1):
+        save(nas, step, minute=minute)
+    assert main(["checkpoints", "restore", str(nas), "--to", str(root)]) == 0
+    assert last_committed(root).step == 500
+
+
 def last_committed(root: Path) -> Found:
     """Return what a resume takes."""
     with Store(root, job="") as store:
