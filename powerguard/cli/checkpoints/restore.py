@@ -238,6 +238,10 @@ def source_of(place: str, step: int | None, **access: str | None) -> Entry:
         which = "" if step is None else f" of step {step}"
         msg = f"{place}: no checkpoint{which} there that is complete (`powerguard checkpoints list {place}`)"
         raise RestoreError(msg)
+    jobs = sorted({each.job for each in entries if each.job is not None})
+    if len(jobs) > 1:
+        msg = f"{place}: has checkpoints of several jobs: {', '.join(jobs)} (name the folder of one)"
+        raise RestoreError(msg)
     return max(entries, key=by_commit)
 
 
@@ -292,6 +296,9 @@ class Native:
             if self._is_new:
                 return self._made(store, found, bar)
             base = next(iter(_by_commit(store)), None)
+            if base is not None and base.manifest.job != found.manifest.job:
+                msg = f"{base.path}: of job {base.manifest.job!r}, {found.name} of {found.manifest.job!r}"
+                raise RestoreError(msg)
             if self._only and base is not None and base.digest != found.digest:
                 self._check_alike(base)
                 saved, names = self._write(store, base, base, bar)
@@ -339,9 +346,6 @@ class Native:
                 f"{base.path}: of {theirs.ranks} ranks on {theirs.hosts} hosts, {self._found.name} of {mine.ranks}; "
                 "items go in place only between the same ranks on one host (--to a new folder)"
             )
-            raise RestoreError(msg)
-        if mine.job != theirs.job:
-            msg = f"{base.path}: of job {theirs.job!r}, {self._found.name} of {mine.job!r}"
             raise RestoreError(msg)
         for rank in range(mine.ranks):
             old, new = self._found.shard(rank), base.shard(rank)

@@ -98,6 +98,20 @@ def test_newest_is_what_was_committed_last(tmp_path: Path) -> None:
     assert last_committed(root).step == 500
 
 
+def test_no_checkpoint_of_another_job_is_taken(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A NAS has a folder for each job: neither the newest of all of them, nor one that training would refuse."""
+    nas = tmp_path / "nas"
+    save(nas / "llm", 5, ranks=2)
+    other = save(nas / "vision", 50, ranks=2, job="vision")
+    before = tree(job)
+    for words in ([str(nas), "--to", str(tmp_path / "new")], [str(other), "--into", str(job), "--yes"]):
+        assert main(["checkpoints", "restore", *words]) == 1
+        assert "vision" in said(capsys)
+    assert not (tmp_path / "new").exists()
+    assert tree(job) == before
+    assert main(["checkpoints", "restore", str(nas), "--step", "5", "--into", str(job), "--yes"]) == 0
+
+
 def last_committed(root: Path) -> Found:
     """Return what a resume takes."""
     with Store(root, job="") as store:
