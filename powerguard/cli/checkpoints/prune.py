@@ -188,19 +188,15 @@ def _remover(root: str, args: argparse.Namespace) -> Callable[[Entry], str]:
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Hold the root's lock: training that writes there prunes by itself. Raises RefusedError."""
-    lock: FolderLock | None = None
-    if (root / LOCK).exists():
-        try:
-            lock = FolderLock(root / LOCK, create=True)
-        except BlockingIOError as error:
-            msg = f"{root}: training writes checkpoints there and prunes them itself (keep=)"
-            raise RefusedError(msg) from error
-    try:
+    """Hold the root's locks: training that writes there prunes by itself. Raises RefusedError."""
+    with contextlib.ExitStack() as stack:
+        for path in (*root.glob(LOCK), *root.glob(f"{LOCK}-*")):  # those with a word are of DCP and of Transformers
+            try:
+                stack.enter_context(FolderLock(path, create=True))
+            except BlockingIOError as error:
+                msg = f"{root}: training writes checkpoints there and prunes them itself (keep=)"
+                raise RefusedError(msg) from error
         yield
-    finally:
-        if lock is not None:
-            lock.close()
 
 
 def remove_one(path: Path) -> str:

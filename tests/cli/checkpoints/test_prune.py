@@ -12,7 +12,7 @@ import pytest
 from powerguard.cli.checkpoints.found import entries_at
 from powerguard.cli.checkpoints.prune import remove_one
 from powerguard.cli.main import main
-from powerguard.trainer.seal.folder import newest_whole, seal
+from powerguard.trainer.seal.folder import hold, let_go, newest_whole, seal
 from powerguard.trainer.store.disk import FolderLock
 from powerguard.trainer.store.manifest import MANIFEST
 from powerguard.trainer.store.store import Store
@@ -157,6 +157,27 @@ def test_not_beside_a_training(job: Path, capsys: pytest.CaptureFixture[str]) ->
         assert prune(job, "--yes") == 1
     assert "keep=" in capsys.readouterr().err
     assert len(steps(job)) == 4
+
+
+@pytest.mark.parametrize("name", [".lock-dcp", ".lock-transformers"])
+def test_not_beside_a_training_that_saves_sealed_folders(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of Transformers keeps the best checkpoint besides the newest ones, and loads it at its end."""
+    for step in (1, 2, 3):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "model.bin").write_bytes(b"m")
+        seal(folder)
+    hold(tmp_path, name)
+    try:
+        assert prune(tmp_path, "--yes") == 1
+        assert "keep=" in capsys.readouterr().err
+        assert steps(tmp_path) == [3, 2, 1]
+    finally:
+        let_go(tmp_path, name)
+    assert prune(tmp_path, "--yes") == 0
+    assert steps(tmp_path) == [3, 2]
 
 
 def test_of_several_roots_none_is_changed_beside_a_training(job: Path, tmp_path: Path) -> None:
