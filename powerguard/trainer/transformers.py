@@ -162,7 +162,11 @@ class PowerguardCallback(TrainerCallback):
         folder = self._folder(step)
         _on_all(partial(self._make_room, folder, step))
         _on_all(partial(self._write, folder, step))
-        _on_all(partial(self._seal, folder, step))
+        try:
+            _on_all(partial(self._seal, folder, step))
+        except Exception:
+            self._written = -1  # the kernel reports a failed flush once, and the bytes are lost: they are written again
+            raise
         self._sealed = step
         return saved_in(folder, step)
 

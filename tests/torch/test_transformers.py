@@ -1,8 +1,11 @@
 """The callback for the Trainer of Transformers, against the real package: asked, sealed, torn, resumed."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -16,10 +19,11 @@ from powerguard.trainer.seal.folder import verify
 from powerguard.trainer.seal.manifest import SEAL, SealError
 from powerguard.trainer.store.store import StoreError, locked
 from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoint
-from powerguard.wire import After
+from powerguard.wire import After, TriggerRequest
 from tests.peers.ports import free_port
 from tests.torch.wishes import Dip, wish
 from tests.trainer.tiers.rig import small_disk
+from tests.trainer.toy import ask
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(230, method="thread")]
 STEPS = 30
@@ -289,6 +293,41 @@ def test_what_a_failed_save_has_left_goes_with_the_next_one(folder: Path) -> Non
         )
         assert listed(folder) == [LOCK, "checkpoint-2", "checkpoint-20", "checkpoint-30"]
         assert not list(out.glob("*/.begun"))
+
+
+def test_what_could_not_be_sealed_is_written_again(folder: Path) -> None:
+    """The daemon asks once more while training stands: a disk that failed a flush has lost bytes, and says so once."""
+    model = folder / "out" / "checkpoint-6" / "model.safetensors"
+    seen: list[tuple[str, int]] = []
+
+    def save(name: str) -> None:
+        ask(folder / "net.sock", "POST", "/api/v1/trigger_checkpoint", TriggerRequest(id=name).to_json())
+        phase = ""
+        while phase not in ("committed", "failed"):
+            phase = json.loads(ask(folder / "net.sock", "GET", f"/api/v1/checkpoints/{name}?wait=1")[2])["phase"]
+        seen.append((phase, model.stat().st_mtime_ns))
+
+    def save_twice() -> None:
+        try:
+            save("first")
+            (model.parent / "odd").unlink()
+            save("second")
+        finally:
+            ask(folder / "net.sock", "POST", "/api/v1/resume")
+
+    saving = Thread(target=save_twice)
+
+    def begin() -> None:
+        model.parent.mkdir(parents=True)
+        os.mkfifo(model.parent / "odd")  # cannot be sealed
+        ask(folder / "net.sock", "POST", "/api/v1/pause")
+        saving.start()
+
+    trained(folder, Net(), at=5, does=begin)
+    saving.join()
+    (first, first_ns), (second, second_ns) = seen
+    assert (first, second) == ("failed", "committed")
+    assert first_ns < second_ns
 
 
 class Judge(TrainerCallback):
