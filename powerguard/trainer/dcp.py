@@ -38,6 +38,7 @@ from powerguard.trainer.seal.folder import (
     prune,
     saved_in,
     seal,
+    walk,
 )
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal
 from powerguard.trainer.store.store import SavedCheckpoint, StoreError, make_root
@@ -77,6 +78,13 @@ class SealedFileSystemWriter(FileSystemWriter):
 
     def finish(self, metadata: Any, results: Any) -> None:  # noqa: ANN401 - DCP's own classes
         """On the coordinator, when all ranks have written: DCP's metadata, and then the seal."""
+        written = {str(each.storage_data.relative_path) for of_rank in results for each in of_rank}
+        if missing := sorted(written - walk(Path(self.path)).files.keys()):
+            msg = (
+                f"{self.path}: {named(missing)}: not here, but on another host's disk (save to a file system that all"
+                " ranks share)"
+            )
+            raise SealError(msg)
         super().finish(metadata, results)
         self.sealed = seal(self.path, step=self._step)
 

@@ -101,6 +101,20 @@ def test_a_shard_that_the_seal_does_not_know_is_not_read(tmp_path: Path) -> None
         loaded(tmp_path / "step-1")
 
 
+def test_files_that_the_coordinator_does_not_see_are_not_acknowledged(tmp_path: Path) -> None:
+    """Each host wrote to a disk of its own: a seal would cover one host's files, and no rank could load the rest."""
+
+    class Apart(SealedFileSystemWriter):
+        def finish(self, metadata: Any, results: Any) -> None:
+            (file,) = Path(self.path).glob("*.distcp")
+            file.rename(tmp_path / "other-host")
+            super().finish(metadata, results)
+
+    with pytest.raises(CheckpointException, match=r"__0_0\.distcp: not here"):
+        dcp.save(made(), storage_writer=Apart(tmp_path / "step-7"))
+    assert not (tmp_path / "step-7" / SEAL).exists()
+
+
 def test_a_checkpoint_is_never_written_over(tmp_path: Path) -> None:
     """DCP does, and for that time the old .metadata vouches for new shards: 17 of 25 kills were taken for good."""
     save(tmp_path / "step-1")
