@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,32 @@ def test_nothing_goes_before_two_are_known_to_be_good(root: Path, is_rotten: boo
         store.prune()
         assert [found.step for found in store.found()] == ([3, 1] if is_rotten else [3, 2])
         assert store.set_aside_count == is_rotten
+
+
+def test_what_other_hosts_could_not_commit_takes_no_place_of_a_good_one(tmp_path: Path) -> None:
+    """It is whole here, and no resume can take it. What all hosts have stays; it goes first where room is needed."""
+    with Store(tmp_path, job="test", ranks=2, hosts=2, chunk_bytes=PAGE) as store:
+
+        def commit(step: int) -> str:
+            name = store.name(step, "00000000")
+            with Snapshot() as snapshot:
+                shard = store.write_shard(name, 0, snapshot, snapshot.take(items(step)))
+            store.commit(name, manifest(step, [shard, replace(shard, rank=1)], hosts=2))
+            return name
+
+        for step in (1, 2):
+            commit(step)
+        for step in (3, 4):
+            store.abandon(commit(step))
+        store.prune()
+        assert [found.step for found in store.found()] == [4, 3, 2, 1]
+        store.prune(keep=2)
+        assert [found.step for found in store.found()] == [2, 1]
+        store.abandon(commit(5))
+        for step in (6, 7):
+            commit(step)
+        store.prune()
+        assert [found.step for found in store.found()] == [7, 6]
 
 
 def test_what_was_never_committed_goes_at_the_next_prune(store: Store, root: Path) -> None:

@@ -513,25 +513,30 @@ class Store:
         """Let go of what is older than the newest `keep` that are good, and of what was never committed.
 
         Only the leader, and while it saves nothing itself. Good: written or read whole by this process; what is not
-        known to be is read now, before anything older goes, and set aside if it is rotten. stop: leave that reading,
-        and everything where it is. keep: another number. Returns the names of what went; one that is being read stays
-        until the next time.
+        known to be is read now, before anything older goes, and set aside if it is rotten. What was given up is never
+        good, and goes first where room is needed. stop: leave that reading, and everything where it is. keep: another
+        number, because room is needed. Returns the names of what went; what is being read stays until the next time.
         """
         if not self.leader:
             return []
         self._check_place()
         good = 0
         old: list[str] = []
+        dead: list[str] = []
         found = self.found()
         # What this process has committed last is what training stands on, whatever its step.
         found.sort(key=lambda each: self._written.get(each.digest, -1), reverse=True)
         for number, each in enumerate(found):
             if good >= (self._keep if keep is None else keep):
                 old.append(each.name)
+            elif each.name in self._dead:
+                dead.append(each.name)  # committed here and given up: other hosts may not have it
             elif each.digest in self._written or each.digest in self._read or number + 1 == len(found):
                 good += 1  # of the last one it does not matter: nothing is older
             else:
                 good += self._is_good(each, stop)
+        if keep is not None and good:  # room is needed
+            old += dead
         removed = [name for name in old if self._went(self.root / name, self._slots.give_back)]
         # Another without a manifest may be on its way, of the newest step too: another rank is sometimes first.
         newest = max((each.step for each in found), default=-1)
