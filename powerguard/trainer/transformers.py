@@ -95,6 +95,9 @@ class PowerguardCallback(TrainerCallback):
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         self._close()  # a training that failed before
+        # Last: what other callbacks make of a step, and put into a checkpoint that is saved, is part of it.
+        handler = self._trainer.callback_handler
+        handler.callbacks = [*(each for each in handler.callbacks if each is not self), self]
         if state.is_world_process_zero:
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
             hold(args.output_dir, _LOCK)

@@ -85,8 +85,10 @@ def trained(
     does: Any = None,
     out: str = "out",
     begin: str | None = NEWEST,
+    later: TrainerCallback | None = None,
     **options: Any,
 ) -> None:
+    """Train to the end. later: a callback that is added after the guard's."""
     set_seed(1)
     generator = torch.Generator().manual_seed(1)
     data = [{"x": row, "labels": row} for row in torch.randn(100, 8, generator=generator)]
@@ -103,6 +105,8 @@ def trained(
     )
     trainer = Trainer(net, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=[At(at, does), *callbacks])
     PowerguardCallback(trainer, job="net", conduct="exit", socket=folder / "net.sock")
+    if later is not None:
+        trainer.add_callback(later)
     trainer.train(resume_from_checkpoint=newest_checkpoint(folder / out) if begin == NEWEST else begin)
 
 
@@ -167,6 +171,30 @@ def test_what_it_saves_by_itself_is_sealed_and_two_stay(folder: Path) -> None:
     trained(folder, Net(), at=19, does=lambda: wish(folder, After.CONTINUE), save_strategy="steps", save_steps=5)
     assert listed(folder) == [LOCK, "checkpoint-25", "checkpoint-30"]
     assert all(verify(path).is_whole for path in (folder / "out").glob("checkpoint-*"))
+
+
+class Adding(TrainerCallback):
+    """Clips the weights as a step ends, and puts a file of its own into what Transformers has saved."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_: object) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.3, 0.3)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        Path(args.output_dir, f"checkpoint-{state.global_step}", "adapter.txt").write_text("a", encoding="utf-8")
+
+
+def test_what_another_callback_adds_is_part_of_the_checkpoint(folder: Path) -> None:
+    """Also of one that is added later: a file that came after the seal would make the checkpoint a damaged one."""
+    whole, first, second = Net(), Net(), Net()
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 5}
+    trained(folder, whole, out="whole", later=Adding(), **options)
+    with pytest.raises(StopTraining):
+        trained(folder, first, at=11, does=lambda: wish(folder), later=Adding(), **options)
+    assert [verify(folder / "out" / f"checkpoint-{step}").is_whole for step in (10, 12)] == [True, True]
+    trained(folder, second, later=Adding(), **options)
+    assert first.losses + second.losses == whole.losses
 
 
 @pytest.mark.parametrize("begin", [None, "checkpoint-20"])
