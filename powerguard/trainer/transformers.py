@@ -123,9 +123,12 @@ class PowerguardCallback(TrainerCallback):
 
     def on_save(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         """Seal what Transformers has saved by its own plan."""
-        if self.guard is not None and self._sealed != state.global_step:
-            self._written = state.global_step
-            self.guard.save(state.global_step)
+        step = state.global_step
+        if self.guard is not None and self._sealed == step:  # on request; other callbacks have added to it only now
+            _on_all(partial(self._seal, self._folder(step), step, again=True))
+        elif self.guard is not None:
+            self._written = step
+            self.guard.save(step)
 
     def on_prediction_step(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         """Save here, too: an evaluation does not change the state, and its end may be minutes away."""
@@ -187,10 +190,10 @@ class PowerguardCallback(TrainerCallback):
             self._trainer._save_checkpoint(self._trainer.model, trial=None)  # noqa: SLF001 - see above
             self._written = step
 
-    def _seal(self, folder: Path, step: int) -> None:
+    def _seal(self, folder: Path, step: int, *, again: bool = False) -> None:
         if self._trainer.is_world_process_zero():  # the other ranks' files are in the folder, too
             (folder / _BEGUN).unlink(missing_ok=True)
-            seal(folder, step=step)
+            seal(folder, step=step, again=again)
             best = self._trainer.state.best_model_checkpoint
             prune(folder.parent, self._keep, _NAMES, "" if best is None else Path(best).name)
 

@@ -197,6 +197,22 @@ def test_what_another_callback_adds_is_part_of_the_checkpoint(folder: Path) -> N
     assert first.losses + second.losses == whole.losses
 
 
+def test_what_is_added_to_an_emergency_checkpoint_is_sealed_too(folder: Path) -> None:
+    """Transformers saves by its plan at the very step, and the other callback learns of that alone."""
+    trained(
+        folder,
+        Net(),
+        at=24,
+        does=lambda: wish(folder, After.CONTINUE),
+        later=Adding(),
+        save_strategy="steps",
+        save_steps=5,
+    )
+    for step in (25, 30):
+        assert (folder / "out" / f"checkpoint-{step}" / "adapter.txt").exists()
+        assert verify(folder / "out" / f"checkpoint-{step}").is_whole
+
+
 @pytest.mark.parametrize("begin", [None, "checkpoint-20"])
 def test_a_run_that_begins_earlier_sets_later_checkpoints_aside(folder: Path, begin: str | None) -> None:
     """A roll-back, or a forgotten resume: its checkpoints of lower steps were pruned as soon as they were sealed."""
