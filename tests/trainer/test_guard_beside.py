@@ -1,6 +1,7 @@
 """Saving beside training, over a real store: what training waits for, and whose bytes go first when two states meet."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -607,6 +608,31 @@ def test_an_emergency_in_an_evaluation_finds_the_state_of_its_step(job: Job) -> 
     assert job.requests.status().loop is Loop.TRAIN
     assert job.steps_on_disk() == [step]
     assert job.step() == step + 1
+
+
+@pytest.mark.parametrize("resumed", ["in mid-write", "when it is durable"])
+def test_utility_that_is_back_takes_no_end_away_that_a_signal_asked_for(job: Job, resumed: str) -> None:
+    """In an evaluation, an outage joins what a signal has saved. The scheduler still ends this process, or kills it."""
+    step = job.step()
+    job.slow()
+
+    def evaluate() -> None:
+        with job.guard.phase("eval", step=step):
+            with job.requests.changed:
+                job.requests.signals = job.requests.asked = True
+                job.requests.signalled = signal.SIGTERM
+                job.requests.changed.notify_all()
+            assert job.disk.stuck.wait(60)
+            job.trigger("outage")
+            if resumed == "in mid-write":
+                job.requests.resume(wait_s=0)
+            job.disk.gate.set()
+            assert job.ended("outage").durable
+            job.requests.resume(wait_s=0)
+            job.guard.poll()
+
+    with pytest.raises(StopTraining):
+        evaluate()
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["no step", "its step"])

@@ -586,7 +586,7 @@ class RequestQueue:
                 self.lease = None
                 for operation in (*self.begun, *filter(None, [self.waiting])):
                     operation.after = After.CONTINUE
-                if self.ending is not None and not self.ending.end_sent:
+                if self.ending is not None and not (self.ending.end_sent or self.ending.must_end):
                     self.ending = None
             self._release_uploads()
             self.changed.notify_all()
@@ -801,6 +801,7 @@ class RequestQueue:
             if operation is old:
                 self._operations[name] = new
         new.after = escalated(old.after, new.after)
+        new.must_end = new.must_end or old.must_end
         if old.deadline_at_s is not None:
             new.deadline_at_s = min(old.deadline_at_s, new.deadline_at_s or old.deadline_at_s)
         self.changed.notify_all()
