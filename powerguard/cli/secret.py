@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from getpass import getpass
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         if args.what == "list":
             return fail(args, "secret", "; ".join(error.problems), EX_REFUSED)
         known = None
-    return _set(args, root, known) if known is None or args.what == "set" else _list(args, known)
+    return _set(args, root, known) if known is None or args.what == "set" else _list(args, root, known)
 
 
 def _set(args: argparse.Namespace, root: Path, known: list[Named] | None) -> int:
@@ -131,12 +132,21 @@ def put(root: Path, name: str, secret: bytes) -> Path:
     return folder / name
 
 
+def set_command(root: Path, name: str) -> str:
+    """Return the command that sets a secret of this system, or of an image."""
+    return f"powerguard secret set {name}{_option(root)}"
+
+
+def _option(root: Path) -> str:
+    return "" if root == Path("/") else f" --root {shlex.quote(str(root))}"
+
+
 def _next(root: Path, name: str, known: list[Named] | None) -> list[str]:
     if known is not None and name not in {each.name for each in known}:
         return [f"write {{credential: {name}}} into the settings: they do not use it yet"]
     unit = passed(root).get(name)
     if unit is None:
-        return ["powerguard install, to give it to the daemon"]
+        return [f"powerguard install{_option(root)}, to give it to the daemon"]
     if unit != CREDENTIALS and f"LoadCredential={name}:{SECRETS}/{name}" not in dict(_unit_files(root))[unit]:
         return [f"{unit} gives the daemon another secret of this name: change that one, or remove it and install again"]
     return [f"systemctl restart {DAEMON}, unless power is out: the running daemon has the old one"]
@@ -146,7 +156,7 @@ def _state_text(one: Named) -> str:
     return f"passed by {one.passed_by}" if one.passed_by else one.stands
 
 
-def _list(args: argparse.Namespace, known: list[Named]) -> int:
+def _list(args: argparse.Namespace, root: Path, known: list[Named]) -> int:
     if args.json:
         secrets = [each._asdict() for each in known]
         print(json.dumps({"schema_version": 1, "object": "secrets", "secrets": secrets}, indent=2))
@@ -157,7 +167,7 @@ def _list(args: argparse.Namespace, known: list[Named]) -> int:
         print("the settings name no credential")
     missing = [each.name for each in known if each.stands == "missing"]
     if missing and not args.json:
-        print(*(f"next: powerguard secret set {clean(name)}" for name in missing), sep="\n")
+        print(*(f"next: {clean(set_command(root, name))}" for name in missing), sep="\n")
     return EX_REFUSED if missing else 0
 
 

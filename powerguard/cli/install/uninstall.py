@@ -1,6 +1,7 @@
 """`powerguard uninstall`: remove exactly what `powerguard install` has put in place."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -111,7 +112,8 @@ def _uninstall(args: argparse.Namespace, disk: "Disk", report: Report) -> str:
     prefix = disk.manifest.prefix
     is_alone = disk.place(f"{prefix}/pyvenv.cfg").exists()  # else other programs are there, as in /usr
     remove = f"rm -r {prefix}" if is_alone else f"{prefix}/bin/python -m pip uninstall powerguard"
-    report.then.append(f"{remove} and userdel powerguard, to remove the rest")
+    inside = "" if report.root == Path("/") else f"chroot {shlex.quote(str(report.root))} "
+    report.then.append(f"{inside}{remove} and {inside}userdel powerguard, to remove the rest")
     return ""
 
 

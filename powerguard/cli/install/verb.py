@@ -268,13 +268,13 @@ def _credentials(disk: "Disk", settings: "Settings | None") -> "list[InstalledFi
 
 def _secrets(args: argparse.Namespace, disk: "Disk", report: Report, settings: "Settings") -> bool:
     """Ask for each missing secret on a terminal; else name it. Returns whether one was written."""
-    from powerguard.cli.secret import asked_for, named, put
+    from powerguard.cli.secret import asked_for, named, put, set_command
 
     missing = [each.name for each in named(disk.root, settings) if each.stands == "missing"]
     is_written = False
     for name in missing:
         if report.dry_run or args.json or not sys.stdin.isatty():
-            report.then.append(f"powerguard secret set {name}: it is missing")
+            report.then.append(f"{set_command(disk.root, name)}: it is missing")
             continue
         try:
             report.files.append(
@@ -283,5 +283,5 @@ def _secrets(args: argparse.Namespace, disk: "Disk", report: Report, settings: "
             is_written = True
         except ValueError as error:
             print(f"{name}: {error}", file=sys.stderr)
-            report.then.append(f"powerguard secret set {name}: {error}")
+            report.then.append(f"{set_command(disk.root, name)}: {error}")
     return is_written
