@@ -870,8 +870,8 @@ async def test_wrong_settings_exit_78(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        ("history", 66, "no journal here"),
-        ("report", 66, "no journal here"),
+        ("history", 66, "File name too long, so the journal is unknown"),
+        ("report", 66, "File name too long, so the journal is unknown"),
         ("doctor", 2, "File name too long"),
         ("plan --size", 78, "File name too long"),
         ("checkpoints list", 64, "name a folder"),

@@ -467,6 +467,14 @@ def test_the_journal_is_where_the_settings_say(journals: dict[str, Path], run: R
     assert (code, "/var/lib/powerguard/journal.sqlite" in err) in ((66, True), (0, False))
 
 
+def test_settings_that_cannot_be_read_are_not_replaced_by_the_journal_of_this_host(run: Run, tmp_path: Path) -> None:
+    """A mistyped --config showed the outages of the host's own daemon as if they were those of the settings."""
+    for verb in ("history", "explain", "report"):
+        code, out, err = run("--config", tmp_path / "typo.yaml", verb)
+        assert (code, out, err.split(": ")[2:4]) == (66, "", [f"{tmp_path}/typo.yaml", "cannot be read"])
+        assert "--journal FILE" in err
+
+
 def test_an_outage_of_an_older_journal_is_explained(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
     """Without readings nothing is said of what would have changed it; the rest is told."""
     with read_only(journals["held"]) as db:

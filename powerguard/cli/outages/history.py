@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.render import Paint, clean, duration, fold, moment, table
-from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, fail, whole
+from powerguard.cli.shared import CONFIG, EX_NOINPUT, EX_USAGE, fail, whole
 from powerguard.cli.status import JOURNAL
 from powerguard.core.comeback.recovery import LONGEST_GAP_S
 from powerguard.daemon.journal import (
@@ -143,11 +143,15 @@ def add_journal(parser: argparse.ArgumentParser) -> None:
 
 
 def journal_of(args: argparse.Namespace) -> Path:
-    """Return the journal's path: of the option, else of the settings, even if they are invalid, else the default."""
+    """Return the journal's path: of the option, else of the settings, even if they are invalid, else the default.
+
+    Raises JournalError if the user has named settings that cannot be read: the default is another daemon's journal.
+    """
     if args.journal is not None:
         return Path(args.journal)
+    is_named = args.config != CONFIG
     try:
-        if not Path(args.config).exists():
+        if not is_named and not Path(args.config).exists():
             return Path(JOURNAL)
     except OSError:  # not readable: as with invalid settings
         return Path(JOURNAL)
@@ -155,7 +159,10 @@ def journal_of(args: argparse.Namespace) -> Path:
 
     try:
         settings = check(Path(args.config)).settings
-    except SettingsError:
+    except SettingsError as error:
+        if is_named:
+            msg = f"{'; '.join(error.problems)}, so the journal is unknown: correct that or give --journal FILE"
+            raise JournalError(msg) from error
         settings = None
     return Path(JOURNAL if settings is None else settings.journal.path)
 
