@@ -97,7 +97,7 @@ def opened(remote: Remote, url: str, timeout: timedelta = GET_TIMEOUT) -> "Objec
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
-        msg = f"{url}: needs obstore (pip install '.[s3]' in a checkout of powerguard)"
+        msg = f"{url}: needs obstore, which is not installed ({sys.executable} -m pip install 'obstore>=0.12')"
         raise TierError(Kind.UNUSABLE, msg) from None
     client: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
     config: dict[str, Any] = {}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import venv
 from collections.abc import Iterator
 from dataclasses import replace
@@ -472,7 +473,9 @@ def test_without_obstore_it_says_what_to_install(uploads: Uploads, tmp_path: Pat
         uploader = uploads(remote_of("s3://bucket", "http://127.0.0.1:9", tmp_path))
         uploader.offer(save(tmp_path / "root", 7, mib=1))
         until(lambda: uploader.status().failures)
-    assert "pip install '.[s3]' in a checkout" in uploader.status().error
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (needed,) = project["optional-dependencies"]["s3"]
+    assert f"({sys.executable} -m pip install '{needed}')" in uploader.status().error, "a training has no checkout"
 
 
 # --- A mount that vanishes -----------------------------------------------------------------------------------------
