@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, Final, NamedTuple, NoReturn
@@ -88,7 +89,9 @@ _SECRETS: Final = {
 """Options for secrets in net-snmp and NUT. Here they are refused: all users can read a command line."""
 _WITH_SECRETS: Final = frozenset(("snmp", "discover"))
 _DAEMONS: Final = ("run", "sentinel")
-"""Verbs whose tracebacks go to the system journal."""
+"""Verbs whose log and tracebacks go to the system journal."""
+_CRITICAL: Final = 50
+"""`logging.CRITICAL`, which this file does not import."""
 _Functions = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 _SHARED: Final = (
     ("--config", "FILE", f"settings (default: {CONFIG})"),
@@ -290,10 +293,26 @@ def _run(arguments: list[str]) -> int:
         if verb != "event":  # a hook must not fail: it only reports this
             return fail(args, verb, args.nowhere, EX_CONFIG)
     try:
-        return int(args.run(args))
+        with _without_log(str(verb)):
+            return int(args.run(args))
     except MissingKeyError as error:
         why = f"the daemon does not report {error.args[0]}: it is older than this command"
         return fail(args, str(verb), f"{why} (systemctl restart powerguard, unless power is out)", EX_DOWN)
+
+
+@contextmanager
+def _without_log(verb: str) -> Iterator[None]:
+    """Drop what the parts that a verb shares with the daemon log: structlog prints it on stdout by default."""
+    structlog = None if verb in _DAEMONS else sys.modules.get("structlog")  # importing it would take 0.1 s
+    if structlog is None:
+        yield
+        return
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def _settle(args: argparse.Namespace) -> str:

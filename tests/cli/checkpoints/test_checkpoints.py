@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -297,6 +299,15 @@ def test_places_are_what_settings_and_trainers_tell(
     assert str(path) in out
     with trainer(sockets / "odd.sock", b"not json"):
         assert places_of(str(config))[0] == [str(nas / "hf")]
+
+
+def test_what_the_daemons_parts_log_is_not_in_the_output(tmp_path: Path, nas: Path) -> None:
+    """In a process of its own: on a host without the folder of sockets, a log line stood before the object."""
+    config = tmp_path / "pg.yaml"
+    config.write_text(SETTINGS.format(sockets=tmp_path / "none", mute=nas / "hf"), encoding="utf-8")
+    command = [sys.executable, "-m", "powerguard", "checkpoints", "list", "--json", "--config", str(config)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, check=True)
+    assert json.loads(ended.stdout)["object"] == "checkpoints"
 
 
 def test_no_place_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
