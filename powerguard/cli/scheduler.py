@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -58,8 +59,10 @@ def _feeds(path: Path) -> dict[str, tuple[str, ...]]:
     try:
         settings = load(path)
     except SettingsError as error:
-        is_hosts = "hosts" in path.read_text(encoding="utf-8", errors="replace") if path.is_file() else False
-        raise (as_sentinel if is_hosts else error) from None
+        text = ""
+        with suppress(OSError):  # it cannot be read, as the error says
+            text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        raise (as_sentinel if "hosts" in text else error) from None
     if not settings.scheduler.node:
         msg = f"{path}: set scheduler.node: the file does not say which node it is of"
         raise SettingsError([msg])

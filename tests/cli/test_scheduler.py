@@ -75,7 +75,7 @@ def test_the_settings_of_each_host(tmp_path: Path, say: Say) -> None:
 def test_a_file_that_is_neither(text: str, tmp_path: Path, say: Say) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text, encoding="utf-8")
-    for each in (path, tmp_path / "gone.yaml", tmp_path):
+    for each in (path, tmp_path / "gone.yaml", tmp_path, tmp_path / ("x" * 300)):
         code, out, err = say(each)
         assert (code, out) == (78, "")
         assert str(each) in err
