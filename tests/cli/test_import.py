@@ -403,6 +403,20 @@ def test_files_that_cannot_be_read(folder: Path, golden: Golden) -> None:
     assert imported("nut", "a\0b").code == 66
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("program", ["nut", "apcupsd"])
+def test_a_folder_that_only_root_may_list(folder: Path, program: str) -> None:
+    """Also of apcupsd it is not said to hold no settings."""
+    imported(program, folder)  # the other user may not read the modules
+    folder.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        ended = imported(program, folder)
+    finally:
+        os.seteuid(0)
+    assert (ended.code, f"{folder}: cannot be read: Permission denied" in ended.err) == (66, True)
+
+
 async def test_a_file_that_only_root_may_read_is_told(folder: Path) -> None:
     """One file that is closed to us is left out, and the rest is read."""
     shutil.copytree(FIXTURES / "nut-two-feeds", folder / "of", copy_function=shutil.copyfile)

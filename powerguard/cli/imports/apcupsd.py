@@ -64,7 +64,7 @@ def gather(paths: list[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         try:
-            here = sorted(path.glob("apcupsd*.conf")) if path.is_dir() else [path]
+            here = sorted(each for each in path.iterdir() if each.match("apcupsd*.conf")) if path.is_dir() else [path]
             path.stat()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
