@@ -16,6 +16,7 @@ from powerguard.wire import (
     CHECKPOINTS_PATH,
     HEALTH_PATH,
     HOLD_UPLOADS_PATH,
+    LEAVE_PATH,
     MAX_BODY_BYTES,
     MAX_BYTES,
     MAX_SECONDS,
@@ -29,6 +30,7 @@ from powerguard.wire import (
     CheckpointStatus,
     Estimate,
     LastCommitted,
+    LastSave,
     LeaseRequest,
     Loop,
     Phase,
@@ -53,6 +55,7 @@ ROUTES = (
     PAUSE_PATH,
     RESUME_PATH,
     HOLD_UPLOADS_PATH,
+    LEAVE_PATH,
     HEALTH_PATH,
     METRICS_PATH,
 )
@@ -274,7 +277,7 @@ def test_any_action_id_can_stand_in_a_url(text: str) -> None:
 
 
 def test_the_reference_page_tells_the_truth() -> None:
-    """Its examples are messages that we would take, with nothing in them that we do not know."""
+    """Its examples are messages that we would take, with all fields that we know and nothing else."""
     page = (Path(__file__).parents[1] / "docs/reference/trainer-endpoint.md").read_text(encoding="utf-8")
     examples = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     for parser, example in zip(PARSERS, examples, strict=True):
@@ -282,6 +285,11 @@ def test_the_reference_page_tells_the_truth() -> None:
         assert not isinstance(message, WireError), message
         assert set(json.loads(example)) - {"schema"} <= {field.name for field in fields(parser)}
         assert json.loads(example).items() <= {**json.loads(message.to_json()), **_nested(example)}.items()
+        named = set(re.findall(r"`(\w+)`", page)) | set(json.loads(example))
+        assert {field.name for field in fields(parser)} <= named
+    status = json.loads(examples[-1])
+    for key, parts in (("last_committed", LastCommitted), ("estimate", Estimate), ("last_save", LastSave)):
+        assert set(status[key]) == {field.name for field in fields(parts)}
     for route in ROUTES:
         assert route in page
 
