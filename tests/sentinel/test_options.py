@@ -1,5 +1,6 @@
 """The sentinel's settings: the sample holds, and a mistake is told with its place and what would be right."""
 
+import json
 import os
 import re
 import tempfile
@@ -59,6 +60,13 @@ def test_the_reference_names_every_setting() -> None:
         for name in definition["properties"]
     }
     assert sorted(name for name in names if f"`{name}`" not in page) == []
+    for definition in (schema, schema["$defs"]["SentinelHost"]):
+        for name, field in definition["properties"].items():
+            low, high, default = field.get("minimum"), field.get("maximum"), field.get("default")
+            limits = f"{low} to {high}, " if low is not None and name != "port" else ""
+            is_shown = isinstance(default, int | str)
+            wanted = f"`{name}` ({limits}default `{json.dumps(default).strip(chr(34))}`)"
+            assert not is_shown or wanted in page, wanted
 
 
 @pytest.mark.parametrize(
