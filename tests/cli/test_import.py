@@ -535,6 +535,14 @@ def test_words_of_nut() -> None:
     ]
 
 
+@pytest.mark.parametrize(("minutes", "reserve_s"), [("-1", None), ("0", None), ("+10", 490), ("10 # min", 490)])
+def test_minutes_below_zero_are_never_reached(folder: Path, minutes: str, reserve_s: float | None) -> None:
+    """As apcupsd reads it (`apcaccess` shows -1 Minutes): it was taken for its default of 5 minutes."""
+    (folder / "apcupsd.conf").write_text(f"UPSTYPE usb\nMINUTES {minutes}\n", encoding="ascii")
+    settings = imported("apcupsd", folder, "--json").object["settings"]
+    assert settings.get("budget", {}).get("reserve_s") == reserve_s
+
+
 def test_words_of_apcupsd() -> None:
     """Keys in any case, text with spaces, and comments after text."""
     read = apcupsd_words("  upsname My UPS # mine\n#X\n\nDEVICE\n", "f")

@@ -48,8 +48,8 @@ class Conf:
 
     def number(self, key: str) -> float:
         """Return the number of a key, apcupsd's own default if it is not set or not a number."""
-        found = re.match(r"\+?([0-9]{1,9})", self.text(key))
-        return DEFAULTS[key] if found is None else float(found[1])
+        found = re.match(r"[+-]?[0-9]{1,9}", self.text(key))
+        return DEFAULTS[key] if found is None else float(found[0])
 
     def place(self, key: str) -> str:
         """Return the place of a key; the file if it is not set."""
