@@ -82,6 +82,12 @@ def _fail(args: argparse.Namespace, problems: tuple[str, ...]) -> int:
     return EX_CONFIG
 
 
+def _is_a_sentinels(data: dict[str, Any]) -> bool:
+    """Return whether a file has the hosts of a sentinel: every key of it would be a mistake here."""
+    hosts = data.get("hosts")
+    return isinstance(hosts, dict) and any(isinstance(host, dict) and "feeds" in host for host in hosts.values())
+
+
 def _validate(args: argparse.Namespace) -> int:
     from dataclasses import replace
     from datetime import UTC, datetime
@@ -94,6 +100,9 @@ def _validate(args: argparse.Namespace) -> int:
         checked = check(_path(args), _conf_d(args))
     except SettingsError as error:
         return _fail(args, error.problems)
+    if _is_a_sentinels(checked.files.data):
+        command = f"powerguard sentinel --config {_path(args)} --check"
+        return _fail(args, (f"{_path(args)}: these are the settings of a sentinel, not of a host ({command})",))
     settings, mistakes = checked.settings, checked.mistakes
     doubts: list[Mistake] = []
     if settings is not None:

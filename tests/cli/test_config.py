@@ -131,6 +131,19 @@ def test_mistakes_go_to_stderr_with_78(tmp_path: Path, capsys: pytest.CaptureFix
         golden("config", captured.err, verb)
 
 
+def test_the_settings_of_a_sentinel_are_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The advice was to put `listen` under traps, and to call `hosts` host."""
+    sentinels = ROOT / "config" / "sentinel.yaml"
+    assert run("config", "validate", str(sentinels)) == 78
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {sentinels}: these are the settings of a sentinel")
+    assert f"powerguard sentinel --config {sentinels} --check" in line
+    path = tmp_path / "powerguard.yaml"
+    path.write_text(f"{LEAST}hosts: {{kind: systemd}}\n", encoding="utf-8")
+    assert run("config", "validate", str(path)) == 78
+    assert "hosts: unknown key (did you mean 'host'?)" in capsys.readouterr().err
+
+
 def test_a_program_reads_one_object(tmp_path: Path, least: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "validate", "--json", least) == 0
     good = json.loads(capsys.readouterr().out)
