@@ -214,7 +214,7 @@ def _failure(error: Exception, ca_file: str | None) -> str:
         return "what listens there does not speak TLS"
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return f"its proxy refuses the connection (HTTP {error.status})"
-    if isinstance(error, aiohttp.InvalidURL):
+    if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
         return "its URL is not one (http://... or https://...)"
     if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
         return "its name does not resolve"

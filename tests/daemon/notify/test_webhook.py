@@ -213,6 +213,14 @@ async def test_nobody_there(tmp_path: Path) -> None:
         assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, "its name does not resolve")}
 
 
+@pytest.mark.parametrize("url", ["slack://T1/B2/C3", "hooks.slack.example/T1", "http:/hooks.example", "h ttp://x"])
+async def test_a_url_that_is_none_is_named(tmp_path: Path, url: str) -> None:
+    """An Apprise URL in a webhook, or one without its beginning: once, only the name of an exception was shown."""
+    async with post(options(hook=hook(Receiver(url=url), tmp_path)), tmp_path) as made:
+        (found,) = (await made.messenger.test(["hook"], 30.0)).values()
+    assert found == (False, "its URL is not one (http://... or https://...)")
+
+
 async def test_a_certificate_is_verified(tmp_path: Path) -> None:
     """Verification is on; an expired one, and one of an authority that is not named, are not believed."""
     authority = Authority(tmp_path)
