@@ -18,8 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import structlog
-
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.doctor import comeback, rivals
 from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, supply_finding, trap_findings
@@ -160,7 +158,6 @@ class CheckContext:
 def examine(args: argparse.Namespace) -> list[Finding]:
     """Run every check and return what was found."""
     # The libraries log their errors; here the findings report them.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable(logging.CRITICAL)
     path = Path(args.config)
     if os.geteuid() == 0 and "CREDENTIALS_DIRECTORY" not in os.environ and Path(HANDED).is_dir():
