@@ -207,7 +207,7 @@ def _within_bounds(value: object) -> None:
         (b'\xff{"id": "a"}', "not JSON"),
     ],
 )
-def test_a_bad_request_is_told_in_words(body: bytes, said: str) -> None:
+def test_a_bad_request_is_reported_in_words(body: bytes, said: str) -> None:
     answer = TriggerRequest.parse(body)
     assert isinstance(answer, WireError)
     assert said in answer.reason
@@ -276,7 +276,7 @@ def test_any_action_id_can_stand_in_a_url(text: str) -> None:
     assert isinstance(TriggerRequest.parse(TriggerRequest(id=name).to_json()), TriggerRequest)
 
 
-def test_the_reference_page_tells_the_truth() -> None:
+def test_the_reference_page_is_true() -> None:
     """Its examples are messages that we would take, with all fields that we know and nothing else."""
     page = (Path(__file__).parents[1] / "docs/reference/trainer-endpoint.md").read_text(encoding="utf-8")
     examples = re.findall(r"```json\n(.*?)```", page, re.DOTALL)

@@ -84,7 +84,7 @@ def test_what_is_not_there_stands_where_the_map_around_it_begins() -> None:
     assert document.where_key(("a", "missing")) == "f:2:3"
 
 
-def test_every_problem_is_told_at_once_and_in_order() -> None:
+def test_every_problem_is_reported_at_once_and_in_order() -> None:
     text = "a: &x 1\nb: *x\n<<: {a: 1}\na: 2\n? [1, {b: 2}]\n: 5\nz: !!python/name:os.system ''\n~: 1\nt: ~\ntrue: 2\n"
     assert [line.partition(" ")[0] for line in problems(text)] == [
         "f.yaml:1:4:",
@@ -173,7 +173,7 @@ def test_no_value_is_quoted_in_a_problem() -> None:
         assert "hunter2" not in "\n".join(problems(text))
 
 
-def test_the_slower_parser_tells_the_same() -> None:
+def test_the_slower_parser_reads_the_same() -> None:
     """A PyYAML without libyaml reads the same files; only the wording of a syntax error may differ."""
     text = "a: 1\nb: [x, {c: off, d: 010}]\n'50': null\n50.5: |\n  text\n"
     assert load(text, "f", loader=yaml.SafeLoader) == load(text, "f", loader=yaml.CSafeLoader)

@@ -126,7 +126,7 @@ def test_one_reading_is_a_point_of_its_own() -> None:
     ]
 
 
-def test_a_discharge_that_runs_is_told_with_its_slope(golden: Golden) -> None:
+def test_a_discharge_that_runs_is_reported_with_its_slope(golden: Golden) -> None:
     daemon = taught("holding")
     discharge = view(daemon)["ups"][0]["discharge"]
     assert discharge == {

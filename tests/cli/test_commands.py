@@ -225,7 +225,7 @@ def test_what_is_missing_before_a_daemon_can_run(tmp_path: Path, golden: Golden)
     golden("client", _why(gone, "s.sock"), "not running")
 
 
-async def test_another_host_that_does_not_answer_is_not_told_to_start_here(golden: Golden) -> None:
+async def test_another_host_that_does_not_answer_is_not_asked_to_start_here(golden: Golden) -> None:
     """Nothing is known of it: no unit of this host would help."""
     ended = await powerguard("status", "--url", "http://127.0.7.9:9")
     assert ended.code == 4
@@ -767,7 +767,7 @@ async def test_the_journal_of_the_named_settings_is_read_when_it_is_down(folder:
     golden("status", ended.out)
 
 
-async def test_settings_that_do_not_tell_where_the_daemon_is(folder: Path) -> None:
+async def test_settings_that_do_not_name_where_the_daemon_is(folder: Path) -> None:
     """Not "down": it is not known where to ask. With a socket it is; and doctor tells it among its findings."""
     config = folder / "pg.yaml"
     config.write_text("mode: armde\n", encoding="utf-8")

@@ -87,7 +87,7 @@ def test_a_label_named_ca_is_no_certificate(tmp_path: Path, capsys: pytest.Captu
     assert (run("config", "validate", str(path)), "error:" in capsys.readouterr().err) == (0, False)
 
 
-def test_what_does_not_exist_is_told_beside_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_exist_is_reported_with_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A value, a name that must agree, a profile and a secret: one run, in the order of the file."""
     path = tmp_path / "powerguard.yaml"
     path.write_text(

@@ -288,7 +288,7 @@ async def test_a_known_model_brings_its_table(tmp_path: Path, golden: Golden) ->
     assert "rating_w" not in unknown.out
 
 
-async def test_a_model_that_upsd_tells() -> None:
+async def test_a_model_that_upsd_reports() -> None:
     """One of another rating is another model, though its name is the same."""
     given = {"ups.mfr": "CPS", "ups.model": "CP1500PFCLCD", "ups.status": "OL"}
     rows = []
@@ -300,7 +300,7 @@ async def test_a_model_that_upsd_tells() -> None:
     assert rows == [["sources", "runtime_table", "rating_w"], ["sources"]]
 
 
-def test_a_model_that_apcupsd_tells() -> None:
+def test_a_model_that_apcupsd_reports() -> None:
     """What its MODEL and NOMPOWER say counts as much."""
     found = Found(
         kind="apcupsd", what="ups", host="a", port=3551, model="SMC1000IC", source={"kind": "apcupsd", "host": "a"}

@@ -287,7 +287,7 @@ class SlowCard(SnmpAgent):
         asyncio.get_running_loop().call_later(1.2, super()._send, answer, sender)
 
 
-async def test_a_card_that_answers_too_late_is_told_once(folder: Path, golden: Golden) -> None:
+async def test_a_card_that_answers_too_late_is_reported_once(folder: Path, golden: Golden) -> None:
     """Its address and its community are right: the fix is in the words, and no other one stands beside it."""
     async with SlowCard(lambda: table("apc"), community=COMMUNITY) as ups:
         _, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=9), "--socket", f"{folder}/none.sock")
@@ -308,7 +308,7 @@ async def test_wrong_settings_are_findings(folder: Path) -> None:
     assert verdicts(checks, "daemon") == ["FAIL"]
 
 
-def test_sources_of_one_host_are_told_apart(folder: Path) -> None:
+def test_sources_of_one_host_are_distinguished(folder: Path) -> None:
     """One upsd often serves several UPSes: which of them has no answer must be seen."""
     config = folder / "pg.yaml"
     nut = "{{sources: [{{kind: nut, host: 10.0.0.9, name: {0}}}{1}]}}"
@@ -369,7 +369,7 @@ async def test_a_certificate_that_is_none_is_a_failure(folder: Path) -> None:
     assert verdicts(checks, "certificate") == ["FAIL"]
 
 
-async def test_settings_that_the_daemon_has_not_read_are_told(folder: Path) -> None:
+async def test_settings_that_the_daemon_has_not_read_are_reported(folder: Path) -> None:
     """An operator who wrote dry-run and forgot the reload must not pull the plug of an armed host."""
     config = settings(folder, snmp=9, bmc=9)
     async with admin_server(replace(scene(), config_path=str(config)), path=f"{folder}/s.sock") as path:
@@ -420,7 +420,7 @@ async def test_for_people(folder: Path) -> None:
 
 
 @pytest.mark.root
-async def test_a_user_who_may_not_ask_a_trainer_is_not_told_to_remove_it(folder: Path) -> None:
+async def test_a_user_who_may_not_ask_a_trainer_is_not_advised_to_remove_it(folder: Path) -> None:
     """The daemon may; what root's doctor says of it counts."""
     loaded = load_with_origins(settings(folder, snmp=9, bmc=9))
     ward = CheckContext(
@@ -442,7 +442,7 @@ async def test_a_user_who_may_not_ask_a_trainer_is_not_told_to_remove_it(folder:
 
 
 @pytest.mark.root
-def test_a_socket_that_the_group_cannot_use_is_told(folder: Path) -> None:
+def test_a_socket_that_the_group_cannot_use_is_reported(folder: Path) -> None:
     """The daemon could not give it to the group of the settings, because its user is not in that group."""
     path = folder / "powerguard.sock"
     group = grp.getgrnam("daemon")

@@ -417,7 +417,7 @@ async def test_ctrl_c_while_the_daemon_is_down_promises_nothing(folder: Path, go
     golden("drill", output[output.index("pause: started") :], varies=FIGURES)
 
 
-def test_stages_that_nobody_saw_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_that_nobody_saw_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """A resume that is over within half a second is a stage all the same."""
     shown = _Progress(quiet=False)
     running = {"stage": "pause", "lasted_s": 9.0, "coming": ["resume", "policy", "sync", "record"]}

@@ -88,7 +88,7 @@ async def test_it_stands_alone(socket: str, more: tuple[str, ...], golden: Golde
     golden("drill", ended.err)
 
 
-async def test_dry_run_and_a_refusal_only_tell(socket: str, golden: Golden) -> None:
+async def test_dry_run_and_a_refusal_only_report(socket: str, golden: Golden) -> None:
     dry, refused = Drill(mode="dry-run"), Drill(refused="the phase is on_battery, not online")
     async with asked(socket, dry):
         ended = await call(socket, "--host", "gpu07")

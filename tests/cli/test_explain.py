@@ -585,7 +585,7 @@ def test_a_difference_before_the_end_is_one(journals: dict[str, Path], run: Run,
     assert (code, answer["same"], verdicts["shutdown"], verdicts["PowerOff"]) == (1, False, "earlier", "new")
 
 
-def test_an_export_tells_no_secret(journals: dict[str, Path], run: Run) -> None:
+def test_an_export_has_no_secret(journals: dict[str, Path], run: Run) -> None:
     """The reason of a failure named the trainer's address, and a password in it."""
     assert b"trainer.example" in journals["held"].read_bytes(), "the journal knows it"
     out = run("history", "export", "last", "--journal", journals["held"])[1]

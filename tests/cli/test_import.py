@@ -287,7 +287,7 @@ def test_the_yaml_is_the_settings(name: str, fixture: Copy, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_no_secret_is_ever_told(name: str, fixture: Copy) -> None:
+def test_no_secret_is_ever_shown(name: str, fixture: Copy) -> None:
     """Neither to people nor to programs, and whatever is wrong with the line that it stands in."""
     of = fixture(name)
     planted = {found for file in of.glob("*.*") for found in SECRETS.findall(file.read_text(encoding="utf-8"))}
@@ -298,7 +298,7 @@ def test_no_secret_is_ever_told(name: str, fixture: Copy) -> None:
     assert planted or name in ("apcupsd-usb", "apcupsd-slave")
 
 
-def test_what_people_are_told(fixture: Copy, golden: Golden) -> None:
+def test_what_people_read(fixture: Copy, golden: Golden) -> None:
     """What, where, what would be right; and for each secret the file to make, closed to others."""
     of = fixture("nut-lab-snmp")
     ended = imported("nut", of)
@@ -417,7 +417,7 @@ def test_a_folder_that_only_root_may_list(folder: Path, program: str) -> None:
     assert (ended.code, f"{folder}: cannot be read: Permission denied" in ended.err) == (66, True)
 
 
-async def test_a_file_that_only_root_may_read_is_told(folder: Path) -> None:
+async def test_a_file_that_only_root_may_read_is_reported(folder: Path) -> None:
     """One file that is closed to us is left out, and the rest is read."""
     shutil.copytree(FIXTURES / "nut-two-feeds", folder / "of", copy_function=shutil.copyfile)
     os.chmod(folder, 0o755)  # noqa: PTH101 - beside the others

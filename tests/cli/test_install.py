@@ -480,7 +480,7 @@ def test_people_read_a_line_for_each_thing(image: Path, capsys: pytest.CaptureFi
     assert "next: write /etc/powerguard/powerguard.yaml" in said
 
 
-def test_a_sentinel_is_started_by_a_person_who_is_told_how(image: Path, run: Run, golden: Golden) -> None:
+def test_a_sentinel_is_started_by_a_person_who_gets_the_command(image: Path, run: Run, golden: Golden) -> None:
     """Laid on every host, enabled on none; where it has settings and does not start at boot, that is said."""
 
     def sentinel() -> list[str]:
@@ -586,7 +586,7 @@ async def test_drop_ins_are_offered_for_units_that_are_slow_or_leave_processes_b
     assert await host.offers(Systemd({}), 110) == [], "a systemd that cannot be asked is offered nothing"
 
 
-async def test_what_would_start_at_boot_anyway_or_closes_a_circle_is_told(golden: Golden) -> None:
+async def test_what_would_start_at_boot_anyway_or_closes_a_circle_is_reported(golden: Golden) -> None:
     systemd = Systemd(
         {
             "systemctl show train": says("LoadState=loaded\nWantedBy=powerguard-resume.target multi-user.target\n"),
@@ -602,7 +602,7 @@ async def test_what_would_start_at_boot_anyway_or_closes_a_circle_is_told(golden
     assert "remote-fs-pre.target powerguard.service var.mount" in result[2]
 
 
-async def test_a_step_that_fails_is_told_and_the_others_are_taken(golden: Golden) -> None:
+async def test_a_step_that_fails_is_reported_and_the_others_are_taken(golden: Golden) -> None:
     systemd = Systemd({"systemd-sysusers": says("", 1, "Failed\nno room\n"), "systemctl": says("")})
     summary = Report("install", Path("/nowhere"), dry_run=False)
     await host.carry_out(systemd, host.steps(["gpu"], with_daemon=True), summary)

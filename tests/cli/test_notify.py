@@ -88,7 +88,7 @@ async def test_list_and_pending(folder: Path, golden: Golden) -> None:
     assert pending.out.splitlines()[-1].strip() == "and 300 more"
 
 
-async def test_nobody_is_told(folder: Path) -> None:
+async def test_no_host_is_informed(folder: Path) -> None:
     daemon = scene()
     daemon.message_targets = ()
     async with admin_server(daemon, path=f"{folder}/s.sock") as path:

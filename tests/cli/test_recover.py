@@ -59,7 +59,7 @@ def by_command(daemon: Watched) -> Watched:
     return daemon
 
 
-async def test_a_dry_run_tells_every_gate_and_starts_nothing(folder: Path, golden: Golden) -> None:
+async def test_a_dry_run_reports_every_gate_and_starts_nothing(folder: Path, golden: Golden) -> None:
     daemon = by_command(back(for_s=3.0))
     async with admin_server(daemon, path=f"{folder}/s.sock"):
         code, out, err = await recover(folder, "--dry-run")

@@ -36,12 +36,12 @@ def test_duration(seconds: float | None, text: str) -> None:
     ("text", "seconds"),
     [("90", 90.0), ("90s", 90.0), ("15m", 900.0), ("2h", 7200.0), ("1.5h", 5400.0), ("1d", 86400.0), ("2H", 7200.0)],
 )
-def test_told_seconds(text: str, seconds: float) -> None:
+def test_reported_seconds(text: str, seconds: float) -> None:
     assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1h", "1w", "1h30m", "nan", "1e3", "٣h", "1..5h", ".", ".h"])
-def test_told_seconds_that_are_none(text: str) -> None:
+def test_reported_seconds_that_are_none(text: str) -> None:
     """Not a number of ours: refused, never guessed."""
     assert parse_seconds(text) is None
 

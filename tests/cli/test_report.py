@@ -666,7 +666,9 @@ def test_what_the_ups_does_not_report_is_not_drawn(journals: dict[str, Path], re
     assert ">unknown<" in timeline(summary, [])
 
 
-def test_a_bare_stop_is_not_told_as_an_orderly_one(journals: dict[str, Path], report: Report, golden: Golden) -> None:
+def test_a_bare_stop_is_not_reported_as_an_orderly_one(
+    journals: dict[str, Path], report: Report, golden: Golden
+) -> None:
     summary = report(journals["powered-off"])
     golden("report", headline(summary)[0], "full")
     next(row for row in summary["budget"] if row["phase"] == "shutdown")["grade"] = "bare"
@@ -798,7 +800,7 @@ def test_feeds_and_trainers_by_the_dozen(journals: dict[str, Path], report: Repo
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1, "a name makes no new column"
 
 
-def test_all_that_went_wrong_is_told(journals: dict[str, Path], report: Report, run: Run) -> None:
+def test_all_that_went_wrong_is_reported(journals: dict[str, Path], report: Report, run: Run) -> None:
     """Each with what to do, the gravest first; what came of it is not told as nothing lost."""
     summary = report(journals["bad"])
     assert {"checkpoint_missing", "bmc_not_verified", "load_not_fallen", "late_detection", "source_lost"} <= rules(
@@ -971,7 +973,7 @@ def test_which_outage(journals: dict[str, Path], run: Run, tmp_path: Path) -> No
     assert run("report", "--journal", tmp_path / "none.sqlite")[0] == 66
 
 
-def test_history_tells_each_part(journals: dict[str, Path], run: Run) -> None:
+def test_history_has_each_part(journals: dict[str, Path], run: Run) -> None:
     """On battery, checkpoint, commit, recovery; a part that there was not is a dash."""
     head, row = run("history", "--journal", journals["powered-off"])[1].splitlines()
     assert head.split("  ")[0] == "began"

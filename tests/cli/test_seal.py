@@ -66,7 +66,7 @@ def test_what_cannot_be_sealed(folder: Path, capsys: pytest.CaptureFixture[str],
         main(["seal", "--step", "-1", str(folder)])
 
 
-def test_of_several_the_first_are_told_when_one_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_the_first_are_reported_when_one_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["seal", str(folder), str(folder / "gone")]) == 1
     assert f"{folder}: sealed" in capsys.readouterr().out
     assert (folder / SEAL).exists()

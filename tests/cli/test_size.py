@@ -211,7 +211,7 @@ def test_a_model_by_its_parameters(say: Say, golden: Golden) -> None:
 # --- Settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_told_comes_from_the_settings(folder: Path, say: Say, golden: Golden) -> None:
+def test_what_is_not_reported_comes_from_the_settings(folder: Path, say: Say, golden: Golden) -> None:
     """Table, reserve, health and the checkpoints that share a disk; an option goes over each."""
     path = settings_file(folder, "runtime_table: {50: 540, 75: 360, 100: 240}")
     _, out, _ = say("--size", "--config", path, "--json", "--load-pct", "75")
@@ -359,7 +359,7 @@ BASE = ("--ups", "APC SRT 6000VA")
         ((*BASE, "--checkpoint-s", "0"), "--checkpoint-s: must be"),
     ],
 )
-def test_nonsense_is_told(options: tuple[str, ...], message: str, say: Say) -> None:
+def test_nonsense_is_reported(options: tuple[str, ...], message: str, say: Say) -> None:
     """Exit 64, one line on stderr that names what is wrong and what would be right; nothing on stdout."""
     code, out, err = say("--size", "--no-settings", *options)
     assert (code, out) == (64, "")
@@ -450,7 +450,7 @@ def test_wrong_input_as_an_object(say: Say) -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_an_amount_or_told_not_to_be(text: str) -> None:
+def test_any_text_is_an_amount_or_refused(text: str) -> None:
     """No text makes a parser fail in any other way, or return what is no usable number."""
     for parse in (
         lambda: size_bytes("--x", text),

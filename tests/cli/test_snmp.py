@@ -101,7 +101,7 @@ def test_decode_for_people(golden: Golden) -> None:
         (b"\x00\xff\xfe\n", 1, "not OID|tag|value"),
     ],
 )
-def test_a_hostile_walk_is_told_at_its_line(tmp_path: Path, text: bytes, line: int, what: str) -> None:
+def test_a_hostile_walk_is_reported_at_its_line(tmp_path: Path, text: bytes, line: int, what: str) -> None:
     walk = tmp_path / "w"
     walk.write_bytes(text)
     ended = said("decode", "--json", str(walk))
@@ -217,7 +217,7 @@ def at(agent: SnmpAgent, *words: str) -> tuple[str, ...]:
     return ("probe", "127.0.0.1", "--port", str(agent.port), "--timeout", timeout_s, *words)
 
 
-async def test_probe_tells_what_decode_tells(tmp_path: Path) -> None:
+async def test_probe_reports_what_decode_reports(tmp_path: Path) -> None:
     """A card asked over UDP and the walk that --save makes of it decode alike, and alike to the made walk itself."""
     saved = tmp_path / "saved.walk"
     async with card(table("rfc1628")) as agent:

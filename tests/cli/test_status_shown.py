@@ -43,7 +43,7 @@ WRONG = "the BMC at 10.0.0.7: power restore policy is last-state"
         ),
     ],
 )
-def test_a_policy_is_told_as_it_was_read(bmc: dict[str, Any], expected: str) -> None:
+def test_a_policy_is_reported_as_it_was_read(bmc: dict[str, Any], expected: str) -> None:
     """A policy that nobody has read is no "?" beside a message that knows it, and an old one is called old."""
     status = json.loads((REFERENCE / "status-online.json").read_text(encoding="utf-8"))
     silent = {"kind": "auto", "policy": None, "verified": False, "age_s": None, "error": "", "power_watts": None}
@@ -71,7 +71,7 @@ def test_a_load_that_is_reported_in_watts_only_is_shown_in_watts() -> None:
     assert "load ?, " in "\n".join(describe(shown, Paint()))
 
 
-def test_one_fault_is_told_once(golden: Golden) -> None:
+def test_one_fault_is_reported_once(golden: Golden) -> None:
     """The reason says what is wrong; the rows of the BMC, of the power-on methods and of the source point at it."""
     shown = status_with(
         reason("policy_unverified", f"not verified ({WRONG})", "see bmc in `powerguard status`"),

@@ -143,14 +143,16 @@ SENTENCES = [
 ]
 
 
-def test_a_drill_that_an_outage_ended_is_told_as_the_outage_is(golden: Golden) -> None:
+def test_a_drill_that_an_outage_ended_is_reported_as_the_outage_is(golden: Golden) -> None:
     numbers = {"result": "interrupted", "lasted_s": 15.0}
     text = sentence("drill_ended", "a real outage: on_battery_s", numbers)
     golden("words", text)
 
 
 @pytest.mark.parametrize(("because", "numbers", "expected"), SENTENCES)
-def test_a_phase_is_told_with_the_numbers_that_decided(because: str, numbers: dict[str, object], expected: str) -> None:
+def test_a_phase_is_reported_with_the_numbers_that_decided(
+    because: str, numbers: dict[str, object], expected: str
+) -> None:
     assert expected in sentence("phase_changed", because, NUMBERS | numbers)
 
 
@@ -174,7 +176,7 @@ NODE = {"node": "gpu1", "state": "DRAIN+IDLE", "jobs": "12", "refused": 0, "beca
         ("node_kept", {}, "powerguard's mark stays on the node"),
     ],
 )
-def test_a_node_that_others_have_marked_is_not_told_as_down(
+def test_a_node_that_others_have_marked_is_not_reported_as_down(
     event: str, numbers: dict[str, object], expected: str
 ) -> None:
     assert sentence(event, "powerguard's mark stays on the node", NODE | numbers) == expected
@@ -198,7 +200,7 @@ def test_a_node_that_others_have_marked_is_not_told_as_down(
         ("outage_ended", {"outcome": "resumed_in_place"}, "held and resumed in place", "would have been held"),
     ],
 )
-def test_what_was_only_recorded_is_not_told_as_done(
+def test_what_was_only_recorded_is_not_reported_as_done(
     event: str, numbers: dict[str, object], rehearse: str, dry_run: str
 ) -> None:
     """In dry-run nothing is done; in rehearse everything but what would take the host's power."""
@@ -217,7 +219,7 @@ def test_the_share_is_the_core_s_own() -> None:
     assert need_s - 2.0 < NEED_SHARE * numbers["reff_paused_s"] <= need_s
 
 
-def test_what_has_no_words_is_told_by_its_name(golden: Golden) -> None:
+def test_what_has_no_words_is_reported_by_its_name(golden: Golden) -> None:
     """A journal of a newer version."""
     assert not has_words("moon_rose")
     sentences = [sentence(event, "it was time", {}) for event in ("moon_rose", "moon_raised", "moon_cleared")]

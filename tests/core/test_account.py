@@ -102,7 +102,9 @@ def test_the_table_is_the_settings_one_else_the_one_point_seen() -> None:
         (None, 10801.0, 5400.0, None),
     ],
 )
-def test_told_load(load_pct: float | None, watts: float | None, rating_w: float | None, share: float | None) -> None:
+def test_reported_load(
+    load_pct: float | None, watts: float | None, rating_w: float | None, share: float | None
+) -> None:
     """Zero is a silent gauge, not a dark host; watts count where the percentage is silent and the rating is known."""
     reading = Reading(
         at_s=1.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, load_pct=load_pct, watts=watts
@@ -110,7 +112,7 @@ def test_told_load(load_pct: float | None, watts: float | None, rating_w: float 
     assert account.reported_load(replace(POLICY, rating_w=rating_w), reading) == share
 
 
-def test_a_load_never_told_counts_as_full() -> None:
+def test_a_load_never_reported_counts_as_full() -> None:
     assert account.load_of(Battery()) == 1.0
     assert account.load_of(Battery(load=0.3)) == 0.3
 
@@ -290,7 +292,7 @@ def test_what_the_ups_used_while_the_host_was_off_counts_by_the_fall(charges: tu
     assert entered(replace(away, used=0.9), second, first).used == near(min(1.0, 0.9 + drawn + fell))
 
 
-def test_what_was_used_while_off_is_not_known_until_a_charge_is_told() -> None:
+def test_what_was_used_while_off_is_not_known_until_a_charge_is_reported() -> None:
     away = replace(KNOWN, used=0.5, away_charge=0.8)
     silent = entered(away, reading(100.0), reading(99.5, charge_pct=40.0))
     assert (silent.used, silent.away_charge) == (near(0.5), 0.8)
@@ -505,7 +507,7 @@ def test_watts_and_small_loads_count_in_the_account_too() -> None:
     assert entered(replace(KNOWN, load=None), reading(101.0, watts=0.5), policy=rated).load == near(0.5 / 5400.0)
 
 
-def test_a_charge_beyond_full_is_not_told() -> None:
+def test_a_charge_beyond_full_is_not_reported() -> None:
     assert entered(Battery(at_s=0.0), reading(1.0, charge_pct=100.5)).used == 0.375
 
 

@@ -301,7 +301,7 @@ def test_whose_word_does_not_count_silences_nobody_after_it(first: tuple[Reporte
     assert (against.supply, word(against)) == (BATTERY, "battery")
 
 
-def test_who_was_lost_before_it_told_anything_has_no_vote() -> None:
+def test_who_was_lost_before_it_reported_anything_has_no_vote() -> None:
     lost = fusion.lose(POLICY, Feed(), SourceFailed(at_s=1.0, ups="ups", source="snmp", reason="x", lost=True))
     assert after((2.0, "nut", "utility"), feed=lost).supply is UTILITY
 
@@ -574,7 +574,7 @@ def test_the_least_protected_word_counts_and_an_idle_off_does_not(first: str, se
     assert word(feed) == together
 
 
-def test_one_source_alone_is_told_as_it_is() -> None:
+def test_one_source_alone_is_reported_as_it_is() -> None:
     """The other one has never answered."""
     reading = says(1.0, "nut", "utility", {"runtime_s": 5.0, "low_battery": True})
     feed = fusion.observe(POLICY, Feed(), reading)
@@ -644,7 +644,7 @@ def test_seconds_on_battery_of_nought_are_none() -> None:
 
 
 @pytest.mark.parametrize("gauge", ["charge_pct", "runtime_s"])
-def test_one_gauge_that_is_not_told_any_more_does_not_find_it_out_by_itself(gauge: str) -> None:
+def test_one_gauge_that_is_not_reported_any_more_does_not_find_it_out_by_itself(gauge: str) -> None:
     """Doubt needs a gauge that was told when the battery began and is told now: of neither, nothing is known."""
     fields = {"charge_pct": 90.0} if gauge == "charge_pct" else {"runtime_s": 900.0}
     lying: ReportedLine = (2.0, "snmp", "battery", fields)

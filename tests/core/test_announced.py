@@ -52,7 +52,7 @@ def test_a_silence_between_its_two_readings_is_none_before_it() -> None:
     assert feed.fsd_at_s == 2.0 + DELAY_S
 
 
-def test_two_readings_without_it_end_fsd_and_one_ends_what_only_one_has_told() -> None:
+def test_two_readings_without_it_end_fsd_and_one_ends_what_only_one_has_reported() -> None:
     """On the short way of utility as on battery."""
     for word in ("utility", "battery"):
         once = seen((1.0, "nut", "utility"), (2.0, "nut", word, FSD), (3.0, "nut", word))
@@ -151,7 +151,7 @@ def test_what_did_not_come_is_spent_when_its_source_is_lost(fields: dict[str, An
     assert {back.countdown_at_s, back.fsd_at_s} == says, "it is there again: a countdown must be seen to fall again"
 
 
-def test_a_countdown_is_taken_back_by_who_has_told_it() -> None:
+def test_a_countdown_is_taken_back_by_who_has_reported_it() -> None:
     """And each falls by itself: two sources with different clocks are no countdown that runs."""
     calm = seen((1.0, "snmp", "utility"), (1.1, "nut", "utility"))
     stands = [(2.0, "snmp", "utility", {"output_off_in_s": 180.0}), (2.1, "nut", "utility", {"output_off_in_s": 179.0})]

@@ -90,7 +90,7 @@ def test_a_battery_that_asks_for_its_end_is_worth_the_lower_figure() -> None:
 # --- Health from a discharge --------------------------------------------------------------------------------------
 
 
-def test_a_charge_that_falls_faster_than_the_account_tells_a_worn_battery() -> None:
+def test_a_charge_that_falls_faster_than_the_account_shows_a_worn_battery() -> None:
     """30 % of a new battery's energy cost 50 % of the charge: it holds 60 %."""
     found = discharged((10.0, 100.0, 0.0), (60.0, 75.0, 0.15), (110.0, 50.0, 0.30))
     assert found.health is not None
@@ -120,7 +120,7 @@ def test_no_battery_is_better_than_new() -> None:
     assert share_of(found) == 1.0
 
 
-def test_a_charge_beyond_all_bounds_is_not_told() -> None:
+def test_a_charge_beyond_all_bounds_is_not_reported() -> None:
     """0 and 100 are charges, 100.5 and -1 are not."""
     assert share_of(discharged((10.0, 100.0, 0.0), (110.0, 0.0, 0.8))) == pytest.approx(0.8)
     assert share_of(discharged((10.0, 100.5, 0.0), (110.0, 50.0, 0.3))) is None

@@ -56,7 +56,7 @@ def _grade_after(policy: Policy, state: State, tau_now_s: float) -> Grade:
 
 @settings(max_examples=100, deadline=None)
 @given(hosts)
-def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
+def test_what_is_forecast_is_done(given_host: dict[str, float]) -> None:
     """Each step within the seconds that witnesses take, with the grade that was shown."""
     player = host(**given_host)  # type: ignore[arg-type]
     policy, state = state_of(player)

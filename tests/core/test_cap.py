@@ -260,7 +260,7 @@ def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:
     assert (at.notes[-1].event, at.notes[-1].because) == ("gpu_cap_failed_cleared", "the next outage tries again")
 
 
-def test_a_cap_that_worked_is_told() -> None:
+def test_a_cap_that_worked_is_reported() -> None:
     """With what the helper said."""
     at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     order = CapPower(id="c", by_s=115.0, outage="o", share=0.6)

@@ -258,7 +258,7 @@ def test_a_test_of_one_of_two_is_none_of_the_host() -> None:
     assert (needed.feed.reading.testing, needed.feed.reading.output_source) == (True, OutputSource.BATTERY)
 
 
-def test_every_alarm_of_every_feed_is_told() -> None:
+def test_every_alarm_of_every_feed_is_reported() -> None:
     worn = says(2.0, "a", "utility", replace_battery=True, overload=True, alarms=("fan_fault",))
     state = after(ONE_OF_TWO, *CALM, worn, says(2.25, "b", "utility", alarms=("ups_fault",)))
     assert set(state.alarms) == {"battery_worn", "overload"}
@@ -266,7 +266,7 @@ def test_every_alarm_of_every_feed_is_told() -> None:
     assert state.feed.reading.alarms == ("fan_fault", "ups_fault")
 
 
-def test_the_least_full_battery_is_told() -> None:
+def test_the_least_full_battery_is_reported() -> None:
     low = says(2.0, "a", "utility", charge_pct=40.0, runtime_s=200.0)
     state = after(ONE_OF_TWO, *CALM, low, says(2.25, "b", "utility", charge_pct=90.0, runtime_s=500.0))
     assert state.feed.reading is not None

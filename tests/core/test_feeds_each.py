@@ -73,7 +73,7 @@ def test_those_that_are_missing_are_named_with_why() -> None:
     ) == ("a (off)"), "one that is silent while nothing else is out keeps its last word"
 
 
-def test_the_whole_tells_what_the_newest_reading_tells() -> None:
+def test_the_whole_says_what_the_newest_reading_says() -> None:
     """Two readings in a row are of one UPS: those of two are no falling countdown."""
     state = after(ONE_OF_TWO, *CALM)
     assert (state.feed.reading, state.feed.previous) != (None, None)
@@ -157,7 +157,7 @@ def test_the_last_endless_one_may_be_the_last_but_one() -> None:
     assert stepped([ENDLESS_S] * 5 + [40.0])[4:] == [40.0 * FACTORS[5] / FACTORS[4], 40.0]
 
 
-def test_a_load_that_nobody_tells_is_a_full_one_as_for_a_lone_battery() -> None:
+def test_an_unreported_load_is_a_full_one_as_for_a_lone_battery() -> None:
     """Blind, a host whose batteries are nearly empty would be stopped as if there were time for an orderly stop."""
     full_s = budget.usable(ONE_OF_TWO, 0.8) * 240.0
     for load in (None, 0.5):
@@ -230,7 +230,7 @@ def test_a_commit_is_contradicted_by_as_many_as_are_needed() -> None:
     assert feeds.contradicts_commit(two, unheard, 1.0, 10.0), "one that was never heard of stands in nobody's way"
 
 
-def test_settings_that_come_to_name_another_ups_begin_anew() -> None:
+def test_settings_that_come_to_name_another_ups_start_over() -> None:
     lone = replace(policy(), health=0.6)
     state = feeds.adopt(lone, State(upses=(each("a", BATTERY, 0.5, 0.5),)), 7.0)
     assert (state.upses, state.feed.since_s, state.battery.at_s, state.battery.health) == ((), 7.0, 7.0, 0.6)

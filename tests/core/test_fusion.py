@@ -222,7 +222,7 @@ def test_no_test_begins_on_battery() -> None:
 
 
 @pytest.mark.parametrize("low", [{"low_battery": True}, {"runtime_s": 0.0}])
-def test_low_battery_is_told_by_two_readings_on_battery(low: dict[str, Any]) -> None:
+def test_low_battery_is_reported_by_two_readings_on_battery(low: dict[str, Any]) -> None:
     outage = seen((1.0, "utility"), (2.0, "battery", {"input_present": False}), (3.0, "battery", low))
     assert outage.low_battery_at_s is None
     result = seen((4.0, "battery", low), feed=outage)
@@ -246,7 +246,7 @@ def test_low_battery_is_told_by_two_readings_on_battery(low: dict[str, Any]) -> 
 # --- Countdown and FSD --------------------------------------------------------------------------------------------
 
 
-def test_a_countdown_is_told_by_two_readings_and_taken_back_by_two() -> None:
+def test_a_countdown_is_reported_by_two_readings_and_taken_back_by_two() -> None:
     feed = seen((1.0, "utility"), (2.0, "utility", {"output_off_in_s": 100.0}))
     assert feed.countdown_at_s is None
     assert seen((3.0, "utility"), (4.0, "utility", {"output_off_in_s": 98.0}), feed=feed).countdown_at_s is None

@@ -125,7 +125,9 @@ def test_the_host_is_checked_while_utility_has_to_hold(known: Feed, orders: list
     ],
     ids=["young", "old", "before a cut", "since the cut"],
 )
-def test_what_the_check_found_is_asked_for_anew(checked_at_s: float, utility_since_s: float, orders: list[str]) -> None:
+def test_what_the_check_found_is_asked_for_again(
+    checked_at_s: float, utility_since_s: float, orders: list[str]
+) -> None:
     """The gate may have waited for hours since, and a storage may have gone with a cut."""
     at = turn(replace(BACK, checked_at_s=checked_at_s), at=feed(since_s=utility_since_s))
     gate.reconcile(at, phase(at))
@@ -150,7 +152,7 @@ def test_a_host_that_still_boots_is_not_called_incomplete() -> None:
     assert [note.event for note in at.notes] == ["host_incomplete_raised"]
 
 
-def test_a_host_that_is_not_whole_is_asked_again_and_told_once() -> None:
+def test_a_host_that_is_not_whole_is_asked_again_and_reported_once() -> None:
     """A NAS boots slower than its hosts: a page comes after three minutes, and the question less often from then on."""
     at = turn(BACK)
     asked_s = []

@@ -134,7 +134,7 @@ def test_one_that_is_not_stopped_is_asked_once_more() -> None:
 
 
 @pytest.mark.parametrize("conduct", ["pause", "exit"])
-def test_whoever_was_told_to_stand(conduct: str) -> None:
+def test_what_was_asked_to_stand(conduct: str) -> None:
     assert at(played(high(25, 26), words=WORDS.replace(":pause:", f":{conduct}:"))) == ["25 StopTrainer llm"]
 
 
@@ -186,7 +186,7 @@ def test_two_of_a_kind_go_together() -> None:
     assert at(result) == ["25 StopTrainer llm", "25 StopTrainer small"]
 
 
-def test_what_is_done_is_told_with_the_load_that_asks_for_it() -> None:
+def test_what_is_done_is_reported_with_the_load_that_asks_for_it() -> None:
     """And the order bears the outage, by which the helper and the journal know it again."""
     result = played(high(25, 50))
     said = [(note.level, dict(note.numbers)) for note in result.notes if note.event == "trainer_signalled"]
@@ -203,7 +203,7 @@ def test_what_is_done_is_told_with_the_load_that_asks_for_it() -> None:
 # --- What comes of it -----------------------------------------------------------------------------------------------
 
 
-def test_one_that_cannot_be_signalled_is_told_once_and_left_alone() -> None:
+def test_one_that_cannot_be_signalled_is_reported_once_and_left_alone() -> None:
     result = played(f"{high(25, 26)}\n26.5 failed stop no helper\n{high(27, 90)}", ALL.replace(" stop", ""))
     assert at(result) == ["25 StopTrainer llm"]
     assert [note.because for note in result.notes if note.event == "signal_failed_raised"] == ["llm: no helper"]
@@ -243,7 +243,7 @@ def test_whoever_bears_the_name_next_is_another_process() -> None:
     assert len(result.ordered(TriggerCheckpoint)) == 2
 
 
-def test_nobody_is_told_to_go_on_before_he_can_hear_it() -> None:
+def test_no_trainer_is_asked_to_go_on_before_it_can_answer() -> None:
     player = Player()
     result = played(f"{high(25, 30)}\n31..41 utility load=40 charge=60", ALL.replace(" continue", ""), player=player)
     assert (result.phase, at(result)[-1], result.ordered(ResumeTrainer)) == ("online", "41 ContinueTrainer llm", [])
@@ -251,7 +251,7 @@ def test_nobody_is_told_to_go_on_before_he_can_hear_it() -> None:
     assert [action.by_s for action in result.ordered(ResumeTrainer)] == [52.0]
 
 
-def test_going_on_is_tried_for_ever_and_told_once() -> None:
+def test_going_on_is_tried_for_ever_and_reported_once() -> None:
     player = Player()
     played(f"{high(25, 30)}\n31..41 utility load=40 charge=60", ALL.replace(" continue", ""), player=player)
     result = player.play(
@@ -294,7 +294,7 @@ def test_the_alarm_stands_until_the_last_one_goes_on() -> None:
     assert "trainer_left_stopped" not in result.state.alarms
 
 
-def test_what_was_only_recorded_is_not_told_as_done() -> None:
+def test_what_was_only_recorded_is_not_reported_as_done() -> None:
     """In dry-run nobody is signalled: whoever reads the story must not think so. Done or recorded, it is no alarm."""
     player = Player()
     result = played(high(25, 26), ALL.replace(" stop", ""), player=player)

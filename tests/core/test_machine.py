@@ -143,7 +143,7 @@ def test_silence_on_battery_is_no_transfer() -> None:
     assert after(*on).state.transfers == after(*on, lost(4.0)).state.transfers == (3.0,)
 
 
-def test_of_several_ups_it_is_told_which_one() -> None:
+def test_of_several_ups_it_is_reported_which_one() -> None:
     """Lost, answering again, and with a new battery; where there is one alone its name would be noise."""
     two = make_policy(["table=50:2000,100:1000", "feed=a", "feed=b"])
     calm = after(replace(says(1.0), ups="a"), replace(says(1.2), ups="b"), policy=two, state=State()).state
@@ -284,7 +284,7 @@ def test_the_power_off_waits_for_its_own_preparations_only(outcome: type[Done | 
     assert [type(action) for action in answer.actions] == [PowerOff]
 
 
-def test_what_the_host_says_of_its_power_off_is_told() -> None:
+def test_what_the_host_says_of_its_power_off_is_reported() -> None:
     """How it will be done is what an operator asks first when it was not done."""
     ordered = replace(LATCHED, waiting=(), force_at_s=210.0)
     off = PowerOff(id="o-3", by_s=106.0, outage="o", grade=Grade.FULL, force_after_s=109.0)
@@ -304,7 +304,7 @@ def test_what_the_host_says_of_its_power_off_is_told() -> None:
         ({}, {"cause": "", "ac_failed": None, "firmware_s": None}),
     ],
 )
-def test_what_brought_the_host_back_is_told_whole(fields: dict[str, object], numbers: dict[str, object]) -> None:
+def test_what_brought_the_host_back_is_reported_whole(fields: dict[str, object], numbers: dict[str, object]) -> None:
     """The report of the outage is made of this line: not told is not the same as no, nor as zero."""
     answer = after(PoweredOn(at_s=5.0, because="the BMC reports it", **fields))  # type: ignore[arg-type]
     assert notes(answer) == [("host_powered_on", "the BMC reports it")]

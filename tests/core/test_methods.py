@@ -178,7 +178,7 @@ def test_only_what_the_settings_name_and_what_is_asked_for() -> None:
     assert [each.method for each in at.state.armed] == [PowerOnMethod.RTC]
 
 
-def test_armed_anew_counts_and_an_output_is_never_sent_twice() -> None:
+def test_armed_again_counts_and_an_output_is_never_sent_twice() -> None:
     was = (
         armed(PowerOnMethod.OUTPUT, ups="ups", confirmed=True),
         armed(PowerOnMethod.RTC, confirmed=True, order="old", leaving=True),
@@ -263,7 +263,7 @@ def test_back_three_times_in_an_hour_waits_for_one_two_and_four(
     assert story(at) == (found if after_s else [])
 
 
-def test_who_was_told_to_stay_away_is_not_woken_sooner() -> None:
+def test_who_was_asked_to_stay_away_is_not_woken_sooner() -> None:
     """The cut itself, and the watchdog, cannot wait so long; and neither brings a host back while the power is out."""
     at = turn(Holding(outage=OUTAGE, began_s=60.0))
     methods.arm(at, replace(OUTAGE, back_off_s=5000.0), tuple(PowerOnMethod), off_in_s=50.0, limit_s=5.0)
@@ -484,7 +484,7 @@ def test_what_has_no_outage_to_act_for_is_taken_back() -> None:
     ]
 
 
-def test_what_was_not_armed_any_more_is_not_told_as_taken_back() -> None:
+def test_what_was_not_armed_any_more_is_not_reported_as_taken_back() -> None:
     """An alarm that has gone off, a countdown that somebody called off. Of no outage of ours it is no news at all."""
     at = turn(
         Online(),
@@ -600,7 +600,7 @@ def test_an_output_of_which_nobody_knows_is_ordered_off_all_the_same() -> None:
     assert late(reboot) == []
 
 
-def test_what_was_stuck_and_is_named_no_more_is_told_as_that() -> None:
+def test_what_was_stuck_and_is_named_no_more_is_reported_as_that() -> None:
     """It had been tried in vain; nobody tries any more, and the end of the one alarm is not the end of the matter."""
     at = turn(Online(), armed())
     methods.reconcile(at)
@@ -657,7 +657,7 @@ def test_kept_for_a_shutdown_that_is_not_ours() -> None:
 @pytest.mark.parametrize(
     ("force_at_s", "off_in_s"), [(180.0, 80.0), (0.0, 65.0), (101.0, 3.0)], ids=["ordered", "not yet", "any moment"]
 )
-def test_killed_at_the_commit_what_was_being_armed_is_armed_anew(force_at_s: float, off_in_s: float) -> None:
+def test_killed_at_the_commit_what_was_being_armed_is_armed_again(force_at_s: float, off_in_s: float) -> None:
     """An output too, once: its effector knows whether it was told. What is given again has its answer to come."""
     mine = (
         armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1"),
@@ -757,7 +757,7 @@ def test_a_boot_after_an_outage_whose_commit_nobody_knows(phase: Phase, *, whole
     assert (kept.outage, kept.at_s) == (known.outage, 20.0)
 
 
-def test_back_on_battery_is_armed_anew() -> None:
+def test_back_on_battery_is_armed_again() -> None:
     """Before the host can say so, the battery may end: the clock and the sentinel know of it; nothing that cuts."""
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True), armed(leaving=True, order="d-1"))
     methods.reconcile(at)
@@ -849,7 +849,7 @@ def test_a_policy_that_is_never_put_back_is_not_tried_each_hour() -> None:
 
 
 @pytest.mark.parametrize("outcome", [done, failed])
-def test_a_policy_that_was_put_back_into_the_next_outage_is_ensured_anew(outcome: Callable[[Action], Any]) -> None:
+def test_a_policy_that_was_put_back_into_the_next_outage_is_ensured_again(outcome: Callable[[Action], Any]) -> None:
     """Put back after that outage had read always-on: the host would stay off."""
     at = turn(shutdown(), TemporaryPolicy(policy="always-off", order="r"))
     obligations.handle(at, outcome(RestorePolicy(id="r", by_s=105.0, outage="", policy="always-off")))
@@ -933,7 +933,7 @@ def test_what_nobody_has_read_may_be_about_to_cut(known: dict[str, Any], because
 @pytest.mark.parametrize(
     ("returns", "confirmed"), [("cycles", True), ("unknown", True), ("stays_off", True), ("", False)]
 )
-def test_an_output_that_was_told_to_go_off_needs_no_reboot(returns: str, *, confirmed: bool) -> None:
+def test_an_output_that_was_ordered_off_needs_no_reboot(returns: str, *, confirmed: bool) -> None:
     output = armed(PowerOnMethod.OUTPUT, ups="ups", confirmed=confirmed, returns=returns)
     at = turn(shutdown(), output, feed=feed(Supply.UTILITY))
     assert late(at) == []

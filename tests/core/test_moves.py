@@ -107,7 +107,7 @@ def test_the_story_says_how_long_until_a_cut() -> None:
     assert dict(moved.numbers)["cut_in_s"] == 170.0
 
 
-def test_a_load_that_has_not_fallen_is_told_beside_the_one_that_was_expected() -> None:
+def test_a_load_that_has_not_fallen_is_shown_with_the_one_that_was_expected() -> None:
     phase = replace(HOLD, paused_load=0.6, settle_by_s=101.0)
     durable = replace(PAUSES, activity=Activity.PAUSED, checkpoint=Durable(), pause_ordered=True)
     answer = step(POLICY, at_100(phase, durable), says(101.0))
@@ -158,7 +158,7 @@ def test_every_gate_asks_for_the_rest_of_a_checkpoint_that_is_still_written(eta_
     assert ("gate_opened" in notes(step(POLICY, boot, Tick(at_s=101.0)))) is opens
 
 
-def test_a_host_that_goes_down_again_is_not_told_as_incomplete_any_more() -> None:
+def test_a_host_that_goes_down_again_is_not_reported_as_incomplete_any_more() -> None:
     """A rehearsal ends online, in the same boot, where nobody would ever clear it."""
     back = Recovery(outage=OUTAGE, began_s=50.0, clean=True)
     at = Turn(POLICY, replace(at_100(back), alarms=("host_incomplete", "host_incomplete_long", "overload")), 100.0)
@@ -256,7 +256,7 @@ def test_steps_are_lost_only_between_two_that_are_known(known: int | None, step:
     assert dict(note.numbers) == {"steps_lost": lost}
 
 
-def test_who_did_not_hear_is_told_again_once_and_then_waited_for() -> None:
+def test_who_did_not_answer_is_asked_again_once_and_then_waited_for() -> None:
     """An order a second would pile up in front of a trainer that only needs a moment."""
     order = ResumeTrainer(id="o-1", by_s=110.0, trainer="a", outage="o")
     online = at_100(Online(), PAUSES, supply=Supply.UTILITY)
@@ -282,7 +282,7 @@ def test_an_outage_begins_with_those_who_are_there_and_those_of_the_settings() -
     assert [t.name for t in at.state.trainers] == ["a", "b"]
 
 
-def test_who_did_not_hear_is_told_again_also_when_the_power_fails_meanwhile() -> None:
+def test_who_did_not_answer_is_asked_again_also_when_the_power_fails_meanwhile() -> None:
     """Three seconds of battery between the word that failed and the next one must not leave training standing."""
     waits = replace(PAUSES, activity=Activity.PAUSED)
     state = replace(at_100(Online(), waits, supply=Supply.UTILITY), owed=(Resume(trainer="a", retry_at_s=105.0),))
@@ -316,7 +316,7 @@ def test_training_that_may_have_come_back_unseen_counts_with_what_it_drew(load: 
     assert load_after(unheard(ON_BATTERY, PAUSES, load=load)) == counts
 
 
-def test_a_load_that_is_heard_counts_as_told() -> None:
+def test_a_load_that_is_heard_counts_as_reported() -> None:
     assert load_after(unheard(ON_BATTERY, PAUSES, load=0.25, lost=False)) == 0.25
 
 
@@ -355,7 +355,7 @@ def test_a_pause_that_was_measured_lowers_it_with_a_quarter_on_top(
     assert load_after(unheard(phase, trainer, load=1.0, learned=learned)) == counts
 
 
-def test_a_drop_is_not_learned_from_a_load_that_nobody_told() -> None:
+def test_a_drop_is_not_learned_from_an_unreported_load() -> None:
     """It would be its own guess, and lower with each outage."""
     phase = replace(HOLD, paused_load=0.5, settle_by_s=60.0)
     heard = unheard(phase, PAUSED, load=0.25, lost=False)

@@ -11,7 +11,7 @@ def note(result: StoryResult, event: str) -> Note:
     return next(each for each in reversed(result.notes) if each.event == event)
 
 
-def test_the_beginning_of_an_outage_tells_what_the_ups_said() -> None:
+def test_the_beginning_of_an_outage_has_what_the_ups_reported() -> None:
     """By the reading that confirmed it, the second one on battery."""
     result = Player().play(
         f"policy {WORDS}\n0..5 utility load=75 charge=100 runtime=360\n6 battery load=74 charge=99 runtime=350\n"
@@ -40,7 +40,7 @@ def test_the_end_of_an_outage_is_timed_to_the_millisecond() -> None:
     assert round(lasted_s % 1, 3) == round((8.5678 - 6.1234) % 1, 3), "from the first reading on battery"
 
 
-def test_a_rehearsed_power_off_is_told_as_rehearsed() -> None:
+def test_a_rehearsed_power_off_is_reported_as_rehearsed() -> None:
     """In dry-run the host survives its own power-off: that is neither a ride-through nor a return."""
     result = Player().play(
         f"policy {WORDS} mode=dry-run\nauto policy sync poweroff trainer_resume checkpoint=20\n"
@@ -72,7 +72,7 @@ def test_a_gauge_that_falls_faster_than_time_is_an_alarm() -> None:
     assert [each.level for each in steep] == [Level.WARNING]
 
 
-def test_the_end_of_the_guard_is_told() -> None:
+def test_the_end_of_the_guard_is_reported() -> None:
     """After a return with little charge, once a second outage would leave time for a full stop again."""
     result = Player().play(
         f"policy {WORDS}\nauto policy trainer_resume checkpoint=20\n0..5 utility load=75 charge=100 runtime=360\n"

@@ -62,7 +62,7 @@ def test_every_class_of_the_model_comes_back_unchanged(cls: type, data: st.DataO
 @pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls in Event.__args__], ids=lambda cls: cls.__name__)
 @settings(deadline=None, max_examples=15)  # the first builds the strategy; each run draws others
 @given(data=st.data())
-def test_an_event_is_told_by_its_kind(cls: type, data: st.DataObject) -> None:
+def test_an_event_is_reported_by_its_kind(cls: type, data: st.DataObject) -> None:
     """A union is read without knowing beforehand which of its classes was written."""
     value = data.draw(instances(cls))
     assert from_plain(to_plain(value), Event) == value
@@ -249,7 +249,7 @@ def test_an_error_without_a_place_has_none() -> None:
         ("gas", Supply | None, "value: expected one of unknown, utility, battery, found str 'gas'"),
     ],
 )
-def test_damage_is_told_with_its_place(plain: object, cls: object, message: str) -> None:
+def test_damage_is_reported_with_its_place(plain: object, cls: object, message: str) -> None:
     """A journal that was edited or torn says where, what was found and what would be right."""
     with pytest.raises(PlainError) as caught:
         from_plain(plain, cls)

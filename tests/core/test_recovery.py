@@ -412,7 +412,7 @@ def test_an_order_out_of_time_is_not_repeated_and_is_owed_again() -> None:
     assert answer.state.trainers[0].order is None
 
 
-def test_what_cannot_be_true_is_told_and_the_outage_goes_on() -> None:
+def test_what_cannot_be_true_is_reported_and_the_outage_goes_on() -> None:
     """One bad number is an error that a person sees; what was on its way is on its way all the same."""
     flying = TriggerCheckpoint(id="o-7", by_s=2003.0, trainer="a", reason="on_battery", after="pause", outage="o")  # type: ignore[arg-type]
     wrong = replace(SAVED, battery=replace(SAVED.battery, used=7.0, load=-1.0))
@@ -432,7 +432,7 @@ def test_one_unconfirmed_reading_of_any_feed_is_forgotten() -> None:
     assert [each.feed for each in answer.state.upses] == [replace(feed, suspect=False)] * 2
 
 
-def test_settings_that_are_read_anew_bring_a_trainer_with_what_is_known_of_it() -> None:
+def test_settings_that_are_read_again_bring_a_trainer_with_what_is_known_of_it() -> None:
     """No outage needs to be over: it is there at once, with the time that its checkpoints are known to take."""
     more = replace(POLICY, trainers=(*POLICY.trainers, replace(POLICY.trainers[0], name="n")))
     learned = needs.add(SAVED.learned, "checkpoint", 70.0, "n")
@@ -443,7 +443,7 @@ def test_settings_that_are_read_anew_bring_a_trainer_with_what_is_known_of_it() 
     assert reloaded(more, POLICY, replace(SAVED, trainers=begun), 2000.0).trainers == begun[:1]
 
 
-def test_online_nothing_is_told() -> None:
+def test_online_nothing_is_reported() -> None:
     assert restore(POLICY, stored(Online()), 2002.5).notes == ()
 
 
@@ -483,7 +483,7 @@ def test_the_word_to_go_on_is_owed_until_it_is_heard(phase: Phase, *, again: boo
 
 
 @pytest.mark.parametrize("phase", [SAVED.phase, SHUTDOWN, Online()], ids=lambda phase: type(phase).__name__)
-def test_the_bmcs_policy_is_asked_for_anew_when_nobody_heard_its_answer(phase: Phase) -> None:
+def test_the_bmcs_policy_is_asked_for_again_when_its_answer_was_lost(phase: Phase) -> None:
     """Killed at the commit, it may not be set; killed after it was, nobody knows what to put back. A drill's is not."""
     lost = [EnsurePolicy(id=id_, by_s=2001.0, outage="o") for id_ in ("e-1", "e-2")]
     answer = restore(POLICY, stored(phase, *lost, EnsurePolicy(id="e-3", by_s=2001.0, outage="")), 2002.0)
@@ -513,7 +513,7 @@ def test_training_that_was_being_started(by_s: float, asked: str | None) -> None
     assert len(answer.actions) == (asked is not None)
 
 
-def test_an_order_that_the_journal_cannot_tell_any_more_is_not_waited_for() -> None:
+def test_an_order_that_the_journal_has_no_more_is_not_waited_for() -> None:
     """One action in it that cannot be read: training would stay off, and a method armed, until the next boot."""
     stuck = Armed(
         method=PowerOnMethod.WATCHDOG, outage="o", at_s=1990.0, acts_at_s=5000.0, order="gone-1", confirmed=True
@@ -525,7 +525,7 @@ def test_an_order_that_the_journal_cannot_tell_any_more_is_not_waited_for() -> N
     assert answer.state.armed == (replace(stuck, order=None),)
 
 
-def test_nor_are_a_cap_a_signal_and_a_checkpoint_of_which_it_cannot_tell() -> None:
+def test_nor_are_a_cap_a_signal_and_a_checkpoint_that_it_does_not_know() -> None:
     """GPUs would stay slow, a trainer stopped and another without its checkpoint, until the next boot."""
     state = replace(
         SAVED,
@@ -542,7 +542,7 @@ def test_nor_are_a_cap_a_signal_and_a_checkpoint_of_which_it_cannot_tell() -> No
     assert answer.state.trainers == (replace(state.trainers[0], in_flight=None),)
 
 
-def test_what_a_drill_orders_anew_is_not_ordered_twice() -> None:
+def test_what_a_drill_orders_again_is_not_ordered_twice() -> None:
     """It puts back what it has capped, by an order that nobody has repeated: that one has an answer to come."""
     drill = Drill(
         id="d", began_s=1900.0, who="w", scopes=("cap",), witness="simulated", part=DrillStage(name="cap", at_s=1950.0)
@@ -689,7 +689,7 @@ def test_a_clock_that_ran_backwards_is_another_boot() -> None:
     assert isinstance(restore(POLICY, stored(SHUTDOWN), 2000.0).state.phase, Shutdown)
 
 
-def test_the_return_is_told_with_its_outage() -> None:
+def test_the_return_is_reported_with_its_outage() -> None:
     answer = restore(POLICY, stored(SHUTDOWN, boot="boot-zero", gap_s=1.2345), 30.0)
     assert dict(answer.notes[0].numbers) == {"outage": "o", "phase": "shutdown", "away_s": 1.234}
     short = restore(POLICY, stored(SHUTDOWN, boot="boot-zero", gap_s=0.5), 30.0)

@@ -129,7 +129,7 @@ def test_the_battery_is_counted_from_the_last_reading_on() -> None:
     assert calm - drained == pytest.approx(51.0 / tau_s, rel=0.1)
 
 
-def test_what_is_presumed_is_told_with_how_long_the_ups_has_been_silent() -> None:
+def test_what_is_presumed_is_reported_with_how_long_the_ups_has_been_silent() -> None:
     """Found out late that the gateway went: what was drawn until then counts, and is said."""
     result = play(*CALM, "9.25 lost no answer", "55 network gateway 10.0.0.1 gone heard=2")
     (note,) = [note for note in result.notes if note.event == "battery_presumed"]

@@ -149,7 +149,7 @@ def test_a_lever_is_changed_in_its_own_unit() -> None:
     assert changed(site(), Lever.STOP, 90.0).policy.stop_median_s == site().policy.stop_median_s
 
 
-def test_seconds_are_told_to_the_second() -> None:
+def test_seconds_are_shown_to_the_second() -> None:
     """Short by 8.5 s: a reserve of 51 s or a stop in 101 s is enough, and 52 s or 102 s is not."""
     fixes = {fix.lever: fix.value for fix in size(site(load=1.0, checkpoint_s=41.0)).fixes}
     assert (fixes[Lever.RESERVE], fixes[Lever.STOP]) == (51.0, 101.0)
@@ -377,7 +377,7 @@ def test_every_fix_is_enough_and_none_is_much_too_large(given_site: Site) -> Non
 
 @settings(max_examples=40, deadline=None)
 @given(sites(), st.sampled_from(tuple(Lever)))
-def test_a_lever_that_is_not_told_does_not_help(given_site: Site, lever: Lever) -> None:
+def test_a_lever_that_is_not_reported_does_not_help(given_site: Site, lever: Lever) -> None:
     """As far as a lever may go, it is not enough: what is missing from the list is missing for a reason."""
     answer = size(given_site)
     if answer.verdict is Verdict.FULL or lever in {fix.lever for fix in answer.fixes}:
@@ -397,7 +397,7 @@ def test_a_lever_that_is_not_told_does_not_help(given_site: Site, lever: Lever) 
 @pytest.mark.parametrize(
     ("load", "checkpoint_s"), [(75, 20), (50, 60), (100, 20), (100, 40), (100, 120), (75, 300), (100, 400)]
 )
-def test_the_machine_does_what_was_told(load: int, checkpoint_s: int) -> None:
+def test_the_machine_does_what_was_ordered(load: int, checkpoint_s: int) -> None:
     """A whole outage through `step`, a reading a second: each phase begins within 3 s of the forecast.
 
     Two witnesses, one poll a second and the second look at the commit cost up to that much.

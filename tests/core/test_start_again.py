@@ -83,7 +83,7 @@ def test_one_odd_reading_starts_nothing() -> None:
     assert not step(POLICY, replace(state, feed=replace(UTILITY, suspect=True)), Tick(at_s=100.5)).actions
 
 
-def test_the_next_return_begins_to_count_anew() -> None:
+def test_the_next_return_counts_from_zero() -> None:
     gone = replace(A, activity=Activity.GONE, pause_ordered=True)
     at = Turn(POLICY, replace(waiting(Start(outage="x", retry_at_s=1.0, tries=2)), trainers=(gone,)), 100.0)
     lifecycle.resume_all(at)

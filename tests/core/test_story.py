@@ -43,7 +43,7 @@ def test_how_an_outage_begins() -> None:
     }
 
 
-def test_every_move_is_told_with_its_sums() -> None:
+def test_every_move_is_reported_with_its_sums() -> None:
     """0.75 - 1/360 left after a second; tau(45 %) is 540 * 0.54 / 0.49 s."""
     note = first_notes(BATTERY)["phase_changed"]
     left = 0.75 - 0.0027 * 0.75
@@ -75,7 +75,7 @@ def test_how_it_ends() -> None:
     }
 
 
-def test_how_the_power_off_is_told() -> None:
+def test_how_the_power_off_is_shown() -> None:
     notes = first_notes(BATTERY, HOLD, END)
     ordered, accepted, verified = (notes[n] for n in ("power_off_ordered", "power_off_accepted", "policy_verified"))
     assert (ordered.because, ordered.level) == ("all preparations are done", Level.WARNING)

@@ -147,7 +147,7 @@ def test_a_step_time_is_bounded_too(step_s: float, counts: float) -> None:
     assert only(at).step_s == counts
 
 
-def test_what_is_not_told_stays() -> None:
+def test_what_is_not_reported_stays() -> None:
     known = replace(A, step=4, durable_step=3, durable_at_s=90.0, disk="x", conduct=Conduct.PAUSE)
     at = turn(known)
     lifecycle.handle(at, seen(paused=True))
@@ -165,7 +165,7 @@ def test_what_is_not_told_stays() -> None:
     assert only(fresh).durable_at_s == 100.0
 
 
-def test_one_that_goes_is_told_once_and_one_that_comes_again_is_new() -> None:
+def test_one_that_goes_is_reported_once_and_one_that_comes_again_is_new() -> None:
     known = replace(
         A,
         activity=Activity.PAUSED,
@@ -456,7 +456,7 @@ def test_a_repeated_checkpoint_that_fails_in_a_hold_takes_nothing_back_and_is_re
         at.now_s += 60.0
 
 
-def test_one_that_must_wait_is_told_to_pause_and_holds_nobody_up() -> None:
+def test_one_that_must_wait_is_asked_to_pause_and_holds_nobody_up() -> None:
     """Both write to one disk, and there is no time for both: the one of higher priority comes first, also when late."""
     first = replace(A, name="c", priority=5, checkpoint_s=900.0)
     at = turn(replace(A, checkpoint_s=900.0), first)
@@ -508,7 +508,7 @@ def test_a_pause_counts_when_it_was_heard() -> None:
     lifecycle.handle(turn(B), Done(at_s=100.0, action=pause, took_s=0.1))
 
 
-def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
+def test_one_that_learns_late_that_it_may_go_on_is_asked_to_pause_again() -> None:
     """The word was on its way when the next outage said pause: to this one, in this outage, and to nobody else."""
     word = ResumeTrainer(id="r-1", by_s=110.0, trainer="a", outage="earlier")
     at = turn(replace(A, pause_ordered=True), replace(B, pause_ordered=True))
@@ -596,7 +596,7 @@ def test_what_was_true_in_an_outage_is_forgotten_with_it() -> None:
     assert only(at) == replace(spent, activity=Activity.TRAINING, checkpoint=NotDurable(), pause_ordered=False)
 
 
-def test_a_living_one_that_is_seen_again_keeps_what_it_was_told() -> None:
+def test_a_living_one_that_is_seen_again_keeps_its_orders() -> None:
     """Only another process begins anew; its status comes every second while a checkpoint is written."""
     at = turn(replace(FLYING, checkpoint=Durable()))
     lifecycle.handle(at, seen(paused=True, step=41))

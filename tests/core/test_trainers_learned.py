@@ -91,7 +91,7 @@ def test_a_trainer_that_appears_has_the_priority_of_its_settings() -> None:
     assert seen(turn()).priority == 5
 
 
-def test_what_a_trainer_told_once_stands_until_it_tells_again() -> None:
+def test_what_a_trainer_reported_once_stands_until_it_reports_again() -> None:
     at = turn(A)
     assert seen(at, checkpoint_s=7.0).checkpoint_s == 7.0
     later = seen(at)
@@ -104,7 +104,7 @@ def test_what_was_measured_of_this_trainer_counts_when_it_is_seen() -> None:
 
 
 @pytest.mark.parametrize(("stall_s", "counts"), [(-3.0, 0.0), (0.25, 0.25), (None, 0.5)])
-def test_a_stall_is_told_in_seconds_and_never_negative(stall_s: float | None, counts: float) -> None:
+def test_a_stall_is_reported_in_seconds_and_never_negative(stall_s: float | None, counts: float) -> None:
     """Half a second is a stall; what is not told stays what it was."""
     assert seen(turn(replace(A, stall_s=0.5)), stall_s=stall_s).stall_s == counts
 

@@ -52,7 +52,7 @@ def turn(phase: Phase | None = None, *, now_s: float = 100.0, **fields: object) 
 # --- Ids and times ------------------------------------------------------------------------------------------------
 
 
-def test_ids_tell_boot_time_and_number_apart() -> None:
+def test_ids_differ_by_boot_time_and_number() -> None:
     at = turn(serial=41)
     first = at.order(PollNow, limit_s=2.0, ups="ups")
     second = at.order(PollNow, limit_s=0.5, ups="ups")
@@ -70,7 +70,7 @@ def test_time_never_runs_backwards_for_the_account() -> None:
 # --- Alarms -------------------------------------------------------------------------------------------------------
 
 
-def test_an_alarm_is_told_when_it_begins_and_when_it_ends() -> None:
+def test_an_alarm_is_reported_when_it_begins_and_when_it_ends() -> None:
     at = turn()
     for holds in (False, True, True, False, False):
         at.set_alarm("overload", "why", holds=holds, level=Level.ERROR)
@@ -336,7 +336,7 @@ def test_a_checkpoint_on_request_goes_beside_training() -> None:
     ]
 
 
-def test_a_stop_of_the_daemon_alone_is_told_apart() -> None:
+def test_a_stop_of_the_daemon_alone_is_distinguished() -> None:
     outage = "6..20 battery load=75 charge=100 runtime=350 on_battery=1+1"
     assert "the daemon is being stopped" in play(BEGIN, outage, "21 sigterm").lines[-1 - 1]
     assert play(BEGIN, "6 sigterm host").lines == [], "on utility a stop is nobody's business"
@@ -456,7 +456,7 @@ def test_training_that_cannot_be_started_is_left_to_a_person() -> None:
     assert dict(ended.numbers) == expected
 
 
-def test_a_lowered_grade_is_told_with_both() -> None:
+def test_a_lowered_grade_is_reported_with_both() -> None:
     at = on_battery(239.0)
     at.regrade()
     (note,) = at.notes

@@ -317,7 +317,7 @@ def test_no_host_has_so_many_ways_back(count: int, kept: int, names: tuple[str, 
     assert (len(state.armed), dropped) == (kept, names)
 
 
-def test_it_is_told_at_the_start_in_this_boot_and_in_the_next() -> None:
+def test_it_is_reported_at_the_start_in_this_boot_and_in_the_next() -> None:
     policy = make_policy([])
     odd = replace(STATE, upses=(), learned=replace(LEARNED, needs=(Need(of="stop", name="", seconds=(-1e9,) * 3),)))
     for boot_id in (policy.boot_id, "another"):

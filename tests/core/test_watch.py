@@ -262,7 +262,7 @@ def test_who_has_ended_is_never_taken_for_alive(case: dict[str, object]) -> None
     ],
     ids=["too small to be seen", "a load that rose", "a fall that nobody saw", "nobody is heard"],
 )
-def test_what_cannot_be_told_from_an_end_is_no_proof(case: dict[str, object]) -> None:
+def test_what_cannot_be_distinguished_from_an_end_is_no_proof(case: dict[str, object]) -> None:
     """It lives in each of these, but it cannot be seen."""
     assert lives_at(played(**case)) is None  # type: ignore[arg-type]
 
@@ -416,7 +416,7 @@ def test_without_settings_or_a_table_nothing_is_counted(made: Policy) -> None:
     assert after_word(seen, with_utility("b", load_pct=50.0), made=made) == seen.watch
 
 
-def test_one_that_is_heard_carries_what_it_tells() -> None:
+def test_one_that_is_heard_carries_what_it_reports() -> None:
     """Whatever the others say; and alone it has no witness."""
     state = entered(ONE_OF_TWO, State(), says(0.0, "a", "utility", load_pct=25.0))
     assert a_of(state).watch is None
@@ -446,7 +446,7 @@ def test_who_is_not_heard_as_it_speaks_carries_what_goes_with_it() -> None:
 # --- Kept ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_of_the_daemon_goes_on_watching_and_a_boot_begins_anew() -> None:
+def test_a_restart_of_the_daemon_goes_on_watching_and_a_boot_starts_over() -> None:
     """What the others carried is in the journal."""
     lines = (
         "policy table=50:540,75:360,100:240 trainer=llm:pause:20 feed=a feed=b",

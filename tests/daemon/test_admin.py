@@ -383,7 +383,7 @@ BIND = (
 
 
 @pytest.mark.root
-async def test_a_group_that_the_daemon_is_not_in_is_told(path: str) -> None:
+async def test_a_group_that_the_daemon_is_not_in_is_reported(path: str) -> None:
     """Its members cannot connect, and would not know why."""
     Path(path).parent.chmod(0o777)
     argv = [sys.executable, "-c", BIND, path, str(grp.getgrnam("daemon").gr_gid)]

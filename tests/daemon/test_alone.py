@@ -35,7 +35,7 @@ def held(socket: Path) -> Iterator[subprocess.Popen[bytes]]:
             holder.kill()
 
 
-def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_the_second_learns_who_the_first_is(tmp_path: Path) -> None:
     socket = tmp_path / "powerguard.sock"
     with held(socket) as first:
         with pytest.raises(TakenError, match=f"pid {first.pid} "), alone(socket):

@@ -230,7 +230,7 @@ async def test_metrics_history_and_report_agree(tmp_path: Path, capsys: pytest.C
         assert "2026-11-01" in capsys.readouterr().err
 
 
-def test_of_a_running_outage_and_an_old_record_nothing_is_told() -> None:
+def test_of_a_running_outage_and_an_old_record_nothing_is_reported() -> None:
     known = figures.cost_of({"trainers": 2.0, "lost_held_s": 10.0, "gpus": 8.0})
     assert known is not None
     assert known.gpu_s == 40.0

@@ -89,7 +89,7 @@ def test_examples_in_the_reference_are_true(name: str) -> None:
     assert shown == json.loads(json.dumps(examples()[name]))
 
 
-def test_status_tells_that_a_drill_runs() -> None:
+def test_status_shows_that_a_drill_runs() -> None:
     """Training that stands still on utility is no alarm then."""
     shown: Any = status(running_drill())
     assert shown["drill"] == {"id": "6f1d2c3b-drill-49900", "who": "root", "stage": "pause", "lasted_s": 42.0}

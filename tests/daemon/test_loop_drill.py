@@ -234,7 +234,7 @@ async def test_a_real_outage_comes_first(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_a_reboot_in_the_middle_is_told(tmp_path: Path) -> None:
+async def test_a_reboot_in_the_middle_is_reported(tmp_path: Path) -> None:
     world = made(tmp_path / "journal.sqlite")
     async with world.running(kill=True) as daemon:
         await begin(daemon, "pause")

@@ -135,7 +135,7 @@ def test_numbers_are_in_base_units() -> None:
 
 
 @pytest.mark.parametrize("phase", ["on_battery", "recovery"])
-def test_no_deadline_is_foretold_of_what_was_called_off(phase: str) -> None:
+def test_no_deadline_is_forecast_of_what_was_called_off(phase: str) -> None:
     daemon = scene(phase)
     assert value(daemon, "deadline_timestamp_seconds") is not None
     assert not isinstance(daemon.state.phase, Online)
@@ -244,7 +244,7 @@ def test_a_cap_that_stands_is_seen() -> None:
     assert value(daemon, "gpu_cap_active") == 1
 
 
-def test_a_drill_is_told_by_its_moment_and_its_result() -> None:
+def test_a_drill_is_reported_by_its_moment_and_its_result() -> None:
     """Nothing before the first; then when it ended and how, and whether one runs."""
     assert value(scene(), "drill_last_timestamp_seconds") is None
     assert value(scene(), "drill_result", {"result": "passed"}) is None

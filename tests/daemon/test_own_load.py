@@ -121,7 +121,7 @@ async def test_a_reading_that_hangs_is_let_go_at_the_commit() -> None:
     await asyncio.wait((running,))
 
 
-async def test_gpus_behind_no_helper_are_not_told(tmp_path: Path) -> None:
+async def test_gpus_behind_no_helper_are_not_reported(tmp_path: Path) -> None:
     """A helper that is not there is no reading, and no error of the daemon's."""
     gpu = GpuEffector(GpuOptions(kind="nvml", socket=str(tmp_path / "none.sock")))
     assert await gpu_watts(gpu, 2.0) is None

@@ -125,7 +125,7 @@ async def test_what_the_firmware_took(stdout: bytes, seconds: float | None) -> N
     assert await firmware_s(systemctl(stdout)) == seconds
 
 
-async def test_a_systemd_that_does_not_answer_tells_nothing() -> None:
+async def test_a_systemd_that_does_not_answer_proves_nothing() -> None:
     assert await firmware_s(systemctl(code=1)) is None
     assert await firmware_s(systemctl(timed_out=True)) is None
 

@@ -71,7 +71,7 @@ def test_says_whether_it_can_be_aborted(phase: str, can: bool) -> None:
     assert outage["can_abort"] is can
 
 
-def test_undersized_tells_the_numbers() -> None:
+def test_undersized_names_the_numbers() -> None:
     """A full stop that does not fit a *full* battery is said beforehand, with how much is missing."""
     daemon = scene()
     daemon.policy = replace(daemon.policy, runtime_table=((0.5, 180.0), (1.0, 72.0)))
@@ -115,7 +115,7 @@ def test_a_runtime_that_falls_too_fast_is_a_reason() -> None:
 
 
 @pytest.mark.parametrize(("runtime_s", "expected"), [(60.0, ["undersized", "table_contradicted"]), (1500.0, [])])
-def test_a_table_that_the_ups_contradicts_is_told_and_counts_no_more(runtime_s: float, expected: list[str]) -> None:
+def test_a_table_that_the_ups_contradicts_is_reported_and_counts_no_more(runtime_s: float, expected: list[str]) -> None:
     """A table ten times too long made a host look ready whose outage would have been a bare stop."""
     daemon = scene()
     reading = daemon.state.feed.reading
@@ -288,7 +288,7 @@ def test_next_is_in_order_of_time() -> None:
 
 
 @pytest.mark.parametrize(("phase", "left"), [("online", 0.105), ("on_battery", 0.16), ("emergency_checkpoint", 0.16)])
-def test_no_hold_is_foretold_where_the_power_off_comes_first(phase: str, left: float) -> None:
+def test_no_hold_is_forecast_where_the_power_off_comes_first(phase: str, left: float) -> None:
     """A checkpoint that does not fit is not durable by then. An outage that begins now has the stop that fits now."""
     daemon = scene(phase)
     daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, left=left, used=0.75 - left))
@@ -362,7 +362,7 @@ def test_policy_of_the_scenes_is_a_policy() -> None:
     assert isinstance(scene().policy, Policy)
 
 
-def test_the_own_load_on_a_shared_ups_is_told_with_its_source_and_age() -> None:
+def test_the_own_load_on_a_shared_ups_is_shown_with_its_source_and_age() -> None:
     """In status and in the plan: what it rests on, how old that is, and what was passed over."""
     answer = dict(json.loads(json.dumps(status(shared()))))["own_load"]
     assert (answer["source"], answer["watts"], answer["measured"]) == ("gpu", 1100.0, True)

@@ -302,7 +302,7 @@ def marked(seconds: float, drift_s: float = 0.0, boot: str = BOOT) -> bytes:
     return f"{boot} {900.0 + seconds:.2f} {EPOCH_S + seconds + drift_s:.6f}\n".encode()
 
 
-async def test_the_mark_tells_what_journald_cannot(tmp_path: Path) -> None:
+async def test_the_mark_shows_what_journald_cannot(tmp_path: Path) -> None:
     """Leftover processes were waited for, or no journal is kept at all: the stop ended when the mark says."""
     path = tmp_path / "stopped"
     path.write_bytes(marked(52.0))
@@ -388,7 +388,7 @@ def test_another_boots_entry_is_not_taken() -> None:
         (Journalctl(error=FileNotFoundError(2, "No such file or directory")), "No such file"),
     ],
 )
-async def test_a_journal_that_cannot_tell(spawn: Journalctl, because: str) -> None:
+async def test_a_journal_that_has_no_answer(spawn: Journalctl, because: str) -> None:
     result = await last_word(BOOT, spawn)
     assert isinstance(result, str)
     assert because in result

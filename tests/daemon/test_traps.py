@@ -105,7 +105,7 @@ def test_a_ups_that_the_settings_do_not_have(tmp_path: Path) -> None:
         settings(tmp_path, "traps: {addresses: {rack-x: [10.0.0.1]}}\n")
 
 
-async def test_a_port_that_another_program_has_is_told_and_tried_again(tmp_path: Path) -> None:
+async def test_a_port_that_another_program_has_is_reported_and_tried_again(tmp_path: Path) -> None:
     """It protects the host all the same: polling goes on."""
     port = free_port()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
@@ -133,7 +133,7 @@ def test_our_profiles_name_the_traps_of_their_families() -> None:
     assert names["1.3.6.1.2.1.33.2.1"] == names["1.3.6.1.4.1.318.0.5"] == "on_battery"
 
 
-def test_status_tells_of_the_port() -> None:
+def test_status_has_the_port() -> None:
     """Open or not, and why not; what came there; when each UPS's card last spoke."""
     assert traps_of(scene()) is None
     counts = TrapCounts(where="10.0.0.20 port 1162", closed_because="Address already in use")

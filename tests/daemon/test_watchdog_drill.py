@@ -378,7 +378,7 @@ async def test_an_order_that_may_still_be_obeyed_keeps_its_way_back(device: Ipmi
 
 
 @needs_device
-async def test_a_damaged_file_is_told_and_nothing_is_touched(device: IpmiDevice) -> None:
+async def test_a_damaged_file_is_reported_and_nothing_is_touched(device: IpmiDevice) -> None:
     async with bench(device) as mine:
         (device.folder / FILE).write_text("{")
         device.set_timer(4, 3)

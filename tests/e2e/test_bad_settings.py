@@ -81,7 +81,7 @@ def config(tmp_path: Path) -> Path:
     return folder / "powerguard.yaml"
 
 
-def test_every_mistake_is_told_at_once(config: Path) -> None:
+def test_every_mistake_is_reported_at_once(config: Path) -> None:
     """Four mistakes in four places: four lines, each with file, line and column, and what would be right."""
     config.write_text(
         GOOD.replace("rehearse", "rehears")

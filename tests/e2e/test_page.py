@@ -45,7 +45,7 @@ async def pages(port: int) -> AsyncGenerator[str, None]:
                 yield json.loads(line[6:])
 
 
-async def test_the_page_tells_an_outage_in_order() -> None:
+async def test_the_page_shows_an_outage_in_order() -> None:
     """Every phase that the journal has is shown, in its order; then the curves of the outage, and its line."""
     async with rig(runtime=LONG) as world:
         await world.start()

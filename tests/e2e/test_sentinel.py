@@ -365,7 +365,7 @@ async def silent(certificate: Certificate | None = None) -> AsyncIterator[str]:
 
 
 @pytest.mark.slow
-async def test_sentinels_of_no_use_are_told_and_hold_nothing_up(tmp_path: Path) -> None:
+async def test_sentinels_of_no_use_are_reported_and_hold_nothing_up(tmp_path: Path) -> None:
     """Absent, hung, with another certificate, with another key: each is told in words that say what would be right.
 
     doctor FAILs where nothing else covers the race. At the commit the UPS's output is armed all the same, and the

@@ -70,7 +70,7 @@ def test_the_kernels_own_watchdog_is_left_alone(device: IpmiDevice) -> None:
     ("faults", "why"),
     [({"mute": True}, "does not answer"), ({"number": 5}, "Input/output error")],
 )
-def test_a_bmc_that_is_no_help_is_told_and_given_up(device: IpmiDevice, faults: dict[str, int], why: str) -> None:
+def test_a_bmc_that_is_no_help_is_reported_and_given_up(device: IpmiDevice, faults: dict[str, int], why: str) -> None:
     device.set_timer(SMS_OS, POWER_CYCLE)
     device.misbehave(**faults)  # type: ignore[arg-type]
     for _ in quickly(10.0, tries=3):

@@ -41,7 +41,7 @@ async def test_an_answer_that_makes_no_sense_is_an_expected_failure(tmp_path: Pa
             await helper(path).ask(LIST, limit_s=30.0)
 
 
-async def test_a_no_is_told_in_its_own_words(tmp_path: Path) -> None:
+async def test_a_no_is_reported_in_its_own_words(tmp_path: Path) -> None:
     async with answering(tmp_path, b'{"ok": false, "error": "root listens there"}\n') as (path, _):
         with pytest.raises(EffectorError, match="powerguard-x: root listens there"):
             await helper(path).ask(LIST, limit_s=30.0)

@@ -122,7 +122,7 @@ def test_a_hold_of_the_future_or_of_nonsense_holds_nothing(folder: BootFolder) -
     assert (folder.path / "held").stat().st_ino == before, "on a disk that is full there is no room for another one"
 
 
-def test_a_lock_that_cannot_be_had_is_told(folder: BootFolder) -> None:
+def test_a_lock_that_cannot_be_had_is_reported(folder: BootFolder) -> None:
     (folder.path / "lock").symlink_to(folder.path / "elsewhere")
     with pytest.raises(KeptError, match=r"lock: .*remove it"), folder.locked(boottime_s()):
         pass

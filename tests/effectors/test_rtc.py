@@ -149,7 +149,7 @@ async def test_the_next_boot_takes_it_back_and_twice_is_as_good_as_once(driver: 
     assert driver.asked == [], "a host that has armed none does not even need the device"
 
 
-async def test_somebody_elses_alarm_is_told_and_left_alone(driver: Driver, device: Path) -> None:
+async def test_somebody_elses_alarm_is_reported_and_left_alone(driver: Driver, device: Path) -> None:
     """A person has called rtcwake: neither checked over, nor overwritten, nor taken back."""
     theirs = START + timedelta(hours=8)
     await effector(driver, device).carry_out(arm(600))
@@ -178,7 +178,7 @@ async def test_killed_between_writing_down_and_setting(driver: Driver, device: P
     assert detail_of(await effector(driver, device).carry_out(disarm()))["alarm"] == str(START + timedelta(seconds=601))
 
 
-async def test_a_check_changes_nothing_and_tells_how_far_the_clock_is_off(driver: Driver, device: Path) -> None:
+async def test_a_check_changes_nothing_and_shows_how_far_the_clock_is_off(driver: Driver, device: Path) -> None:
     answer = detail_of(await effector(driver, device, system=START - timedelta(seconds=40)).carry_out(check()))
     assert answer == {"clock": "2026-11-21 22:00:01", "clock_off_s": 41.0}
     assert RTC_WKALM_SET not in driver.asked
@@ -195,12 +195,12 @@ BLOCKED = [
 
 
 @pytest.mark.parametrize(("is_so", "why"), BLOCKED)
-async def test_what_blocks_it_is_told_beforehand(device: Path, is_so: dict[str, object], why: str) -> None:
+async def test_what_blocks_it_is_reported_beforehand(device: Path, is_so: dict[str, object], why: str) -> None:
     with pytest.raises(EffectorError, match=why):
         await effector(Driver(**is_so), device).carry_out(check())  # type: ignore[arg-type]
 
 
-async def test_an_older_kernel_tells_no_features(driver: Driver, device: Path) -> None:
+async def test_an_older_kernel_reports_no_features(driver: Driver, device: Path) -> None:
     driver.features = None
     assert "clock" in detail_of(await effector(driver, device).carry_out(check()))
 

@@ -123,7 +123,7 @@ async def test_in_dry_run_nothing_is_stored(tmp_path: Path) -> None:
         assert rig.outages == {}
 
 
-async def test_what_would_block_is_told_beforehand(tmp_path: Path) -> None:
+async def test_what_would_block_is_reported_beforehand(tmp_path: Path) -> None:
     """The check says what the sentinel sees: its words are what the operator reads. A battery is no obstacle to it."""
     async with running(tmp_path, settings_of(tmp_path / "state", silent_s=600.0)) as rig:
         await rig.until(lambda: bool(rig.sentinel.seen))

@@ -137,7 +137,7 @@ async def test_a_driver_that_rounds_down_gets_the_next_minute(tmp_path: Path) ->
         assert (driver.values["ups.delay.start"], driver.values["ups.delay.shutdown"]) == ("240", "180")
 
 
-async def test_a_driver_without_timers_is_believed_when_upsd_tells_how_it_ended(tmp_path: Path) -> None:
+async def test_a_driver_without_timers_is_believed_when_upsd_reports_how_it_ended(tmp_path: Path) -> None:
     driver = Driver(timers=False)
     async with behind(driver) as served:
         there = effector(tmp_path, served.port)
@@ -175,7 +175,7 @@ async def test_an_order_that_no_timer_shows_is_cancelled_by_a_host_that_is_back_
         (Driver(), "nobody", "user nobody may not SET: check the password"),
     ],
 )
-async def test_what_would_keep_it_from_working_is_told_beforehand(
+async def test_what_would_keep_it_from_working_is_reported_beforehand(
     tmp_path: Path, driver: Driver, user: str, because: str
 ) -> None:
     """As far as upsd lets one see: user and rights are looked at before it says that there is no such variable."""
@@ -261,7 +261,7 @@ async def test_an_old_upsd_that_could_not_confirm_it_is_sent_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize("answer", [b"\n", b"OK\nOK\n", b"BEGIN LIST CMD x\n", b"\xff" * 5000, b"ERR DATA-STALE\n"])
-async def test_a_upsd_that_answers_rubbish_is_told_nothing(tmp_path: Path, answer: bytes) -> None:
+async def test_a_upsd_that_answers_rubbish_is_sent_nothing(tmp_path: Path, answer: bytes) -> None:
     def rubbish(peer: FakeUpsd, words: tuple[str, ...], _writer: object) -> bytes:
         return answer if words[0] == "LIST" else peer.honest(words)
 

@@ -158,7 +158,7 @@ NO_NOTES = ["", "{", '{"outage": 1}', "[" * 5000, '{"outage": 1, "boot": 2, "at_
 # --- Looking --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_check_sets_nothing_and_tells_what_the_ups_promises(rig: Make) -> None:
+async def test_a_check_sets_nothing_and_shows_what_the_ups_promises(rig: Make) -> None:
     """Done hourly: a card's settings are written to a memory that wears."""
     there = rig()
     detail = dict(await there.check())
@@ -199,7 +199,7 @@ def _without_controls(card: SimCard) -> None:
         (_without_controls, "lacks upsAutoRestart, upsShutdownType"),
     ],
 )
-async def test_what_would_keep_it_from_working_is_told_beforehand(
+async def test_what_would_keep_it_from_working_is_reported_beforehand(
     rig: Make, wrong: Callable[[SimCard], None], because: str
 ) -> None:
     there = rig()
@@ -466,7 +466,7 @@ async def test_a_set_that_is_lost_is_a_failure_that_says_so(rig: Make) -> None:
     assert (await there.arm())["again"] is False, "nothing runs, so nothing was sent"
 
 
-async def test_a_card_that_cannot_be_read_is_told_nothing(rig: Make) -> None:
+async def test_a_card_that_cannot_be_read_is_sent_nothing(rig: Make) -> None:
     there = rig()
     there.wire.broken = True
     for order in (there.check, there.arm):

@@ -96,7 +96,7 @@ async def test_the_community_that_reads_may_not_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP, Fault.GEN_ERR, Fault.NULLS, Fault.TEXT])
-async def test_a_card_that_answers_rubbish_is_told_nothing(tmp_path: Path, fault: Fault) -> None:
+async def test_a_card_that_answers_rubbish_is_sent_nothing(tmp_path: Path, fault: Fault) -> None:
     async with carded(XUPS) as (card, agent), telling(tmp_path, options(agent.port)) as effector:
         agent.fault = fault
         with pytest.raises(EffectorError, match=r"^a: "):
@@ -127,7 +127,7 @@ async def test_of_two_commands_the_one_that_promises_the_way_back(tmp_path: Path
         assert (detail["control"], detail["returns"]) == ("cps off_with_return", "unknown")
 
 
-async def test_a_profile_without_commands_is_told_so(tmp_path: Path) -> None:
+async def test_a_profile_without_commands_is_reported_so(tmp_path: Path) -> None:
     """The settings insist on a family that has none; RFC 1628 fills its gap, where the card speaks it."""
     async with carded(U) as (_, agent), telling(tmp_path, options(agent.port, profile="huawei")) as effector:
         with pytest.raises(EffectorError, match="it speaks none of the families that have it"):

@@ -242,7 +242,7 @@ def test_a_room_full_is_not_looked_at_at_once() -> None:
     assert decide(replace(WORLD, supplies={})).looks == set()
 
 
-def test_the_same_outage_again_changes_the_times_and_another_one_begins_anew() -> None:
+def test_the_same_outage_again_changes_the_times_and_another_one_starts_over() -> None:
     tried = ordered(INTENT, 1000.0)
     again = replace(INTENT, stored_s=1050.0, not_before_s=1100.0, expires_s=9000.0)
     assert stored(tried, again) == replace(again, tries=1, tried_s=1000.0), "who asks again is on"

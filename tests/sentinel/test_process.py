@@ -122,7 +122,7 @@ async def test_a_second_one_with_the_same_folder_is_refused(tmp_path: Path) -> N
         assert (second.returncode, b"another sentinel uses" in said) == (69, True)
 
 
-async def test_settings_are_read_anew_and_what_stands_stays(tmp_path: Path) -> None:
+async def test_settings_are_read_again_and_what_stands_stays(tmp_path: Path) -> None:
     """SIGHUP: a mistake and what only a start reads are refused, and nothing changes; what holds counts at once."""
     program = Program(tmp_path, nut=1, bmc=1, password="x")
     path = tmp_path / "sentinel.yaml"

@@ -101,7 +101,7 @@ async def test_all_that_wait_for_the_disk_are_in_its_next_write(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["cut", "flipped", "empty", "zeros", "huge", "other version"])
-def test_a_damaged_file_is_set_aside_and_told(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_file_is_set_aside_and_reported(tmp_path: Path, kind: str) -> None:
     """Nothing of it is believed, and the last one is kept."""
     raw = encode(TABLE, NOW)
     other = raw.partition(b" ")[2].strip().replace(b'"schema_version": 1', b'"schema_version": 2')

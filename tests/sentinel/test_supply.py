@@ -125,7 +125,7 @@ def test_whatever_charge_there_is_where_none_is_asked_for() -> None:
     assert why(fed(*steady(0, 20, charge_pct=None)), 20.0, charge_pct=0.0) == ""
 
 
-def test_after_a_silence_utility_holds_anew() -> None:
+def test_after_a_silence_utility_holds_again() -> None:
     """Nobody knows what it did meanwhile."""
     feed = fed(*steady(0, 20), reading(60.0))
     assert why(feed, 60.0) == "on utility for 0 of 10 s"

@@ -65,7 +65,7 @@ def test_what_is_said(text: str, problem: str) -> None:
     assert mistakes(text) == [problem]
 
 
-def test_of_two_types_both_are_told_and_no_value() -> None:
+def test_of_two_types_both_are_reported_and_no_value() -> None:
     """A union without a tag is not in our schema; what pydantic says of it must not give a value away."""
     assert "hunter2" not in "\n".join(mistakes("either: [hunter2]"))
 

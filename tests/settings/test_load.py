@@ -65,7 +65,7 @@ def test_the_least_that_is_needed(tmp_path: Path) -> None:
     assert settings.host.force_after_s == 110
 
 
-def test_every_mistake_of_a_file_is_told_at_once() -> None:
+def test_every_mistake_of_a_file_is_reported_at_once() -> None:
     """The file of mistakes and what is told of it lie side by side, for whoever changes a message."""
     with pytest.raises(SettingsError) as caught:
         load(HERE / "mistakes.yaml")
@@ -382,7 +382,7 @@ def test_a_missing_file_says_where_settings_come_from(tmp_path: Path) -> None:
         load(tmp_path / "absent.yaml")
 
 
-def test_problems_of_all_files_are_told_together(tmp_path: Path) -> None:
+def test_problems_of_all_files_are_reported_together(tmp_path: Path) -> None:
     path = write(tmp_path, "a: 1\na: 2\n")
     write(tmp_path, "b: *c\n", "conf.d/x.yaml")
     (tmp_path / "conf.d" / "y.yaml").write_bytes(b"\xff\xfe")

@@ -108,7 +108,7 @@ def warnings_of(settings: Settings) -> dict[str, str]:
     return {".".join(map(str, warning.path)): warning.what for warning in warnings(settings, today=TODAY)}
 
 
-def test_what_is_wanting_in_the_least_settings_is_told(golden: Golden) -> None:
+def test_what_is_wanting_in_the_least_settings_is_reported(golden: Golden) -> None:
     found = warnings_of(made())
     assert set(found) == {"ups.a.sources.0.version", "ups.a.runtime_table", "bmc.kind"}
     golden("policy", "\n".join(f"{where}: {text}" for where, text in found.items()))
@@ -169,11 +169,11 @@ def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
         ({"resume": {"command": ["/bin/true"], "target": "train.service"}}, "resume.target"),
     ],
 )
-def test_what_reduces_the_protection_is_told(more: dict[str, object], key: str) -> None:
+def test_what_reduces_the_protection_is_reported(more: dict[str, object], key: str) -> None:
     assert set(warnings_of(made(**more))) - set(warnings_of(made())) == {key}
 
 
-def test_a_block_without_its_kind_is_told_and_the_kind_is_one(golden: Golden) -> None:
+def test_a_block_without_its_kind_is_reported_and_the_kind_is_one(golden: Golden) -> None:
     """Where only the kind was forgotten: every setting of the block, and a kind that its schema has."""
     found = warnings_of(
         made(gpu={"cap_share": 0.5}, scheduler={"node": "a", "hold": True}, rtc={"device": "/dev/rtc1"})
@@ -187,11 +187,11 @@ def test_a_block_without_its_kind_is_told_and_the_kind_is_one(golden: Golden) ->
 
 
 @pytest.mark.parametrize(("installed", "word"), [("2020-01", "older than 3 years"), ("2027-01", "lies in the future")])
-def test_the_age_of_the_battery_is_told(installed: str, word: str) -> None:
+def test_the_age_of_the_battery_is_reported(installed: str, word: str) -> None:
     assert word in warnings_of(with_ups(battery_installed=installed))["ups.a.battery_installed"]
 
 
-def test_a_ups_that_feeds_nobody_is_told(golden: Golden) -> None:
+def test_a_ups_that_feeds_nobody_is_reported(golden: Golden) -> None:
     both = {name: {"sources": [{"kind": "snmp", "host": "h"}]} for name in ("a", "b")}
     found = warnings_of(made(ups=both, feeds={"supplies": ["b"]}))
     golden("policy", found["ups.a"])
@@ -200,7 +200,7 @@ def test_a_ups_that_feeds_nobody_is_told(golden: Golden) -> None:
 @pytest.mark.parametrize(
     ("options", "wanted"), [({}, "default"), ({"health": 0.75}, "settings"), ({"health": 0.6}, "settings")]
 )
-def test_who_says_so_is_told(options: dict[str, float], wanted: str) -> None:
+def test_who_says_so_is_reported(options: dict[str, float], wanted: str) -> None:
     """A number that happens to be the default's is still the operator's."""
     assert policy_of(made(budget=options)).health_from == wanted
     assert policy_of(with_ups(battery_installed="2020-01")).health_from == "battery_old"

@@ -131,7 +131,7 @@ def test_what_is_shown_is_a_settings_file_that_says_the_same(tmp_path: Path) -> 
     assert load_yaml(as_yaml(settings), "f").data == effective(settings)
 
 
-def test_a_reload_tells_the_keys_that_it_changes(tmp_path: Path) -> None:
+def test_a_reload_names_the_keys_that_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "new.yaml"
     text = SAMPLE.read_text(encoding="utf-8")
     text = (

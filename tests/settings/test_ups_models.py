@@ -139,7 +139,7 @@ def test_what_one_gauge_reported_is_not_written_into_settings() -> None:
     assert from_data_sheet(["EATON Eaton 5SC 2200i RT"], 1980.0) == ({}, [])
 
 
-def test_a_sites_file_with_mistakes_is_told_of(site: Path) -> None:
+def test_a_sites_file_with_mistakes_is_reported(site: Path) -> None:
     site.write_text(
         "models:\n  X: {rating_w: 500, runtime_table: {50: 60}, runtime_by_w: {50: 60}, source: a}\n", encoding="utf-8"
     )

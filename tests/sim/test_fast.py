@@ -84,7 +84,7 @@ def first(home: str) -> dict[str, Any]:
     return answer
 
 
-def test_it_tells_the_story(first: dict[str, Any]) -> None:
+def test_it_shows_the_story(first: dict[str, Any]) -> None:
     assert skeleton(first) == SKELETON
     assert first["schema_version"] == 1
     assert first["safe"] is True

@@ -131,7 +131,7 @@ def test_what_the_recording_knows_is_answered_so() -> None:
     assert [line for line in obedient.lines if line.note and line.note.event == "action_failed"] == []
 
 
-def test_a_trainer_stands_as_the_replay_has_told_it() -> None:
+def test_a_trainer_stands_as_the_replay_has_it() -> None:
     """The recording says that it trains; here it has been told to pause, and did."""
     seen = [
         TrainerSeen(at_s=at_s + 0.5, trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
@@ -196,7 +196,7 @@ def test_a_recording_that_ends_in_the_power_off_says_that_the_end_is_not_known()
     assert (dry.before_deadline_s, dry.remarks) == (None, ())
 
 
-def test_a_poll_is_answered_by_the_source_that_tells_next() -> None:
+def test_a_poll_is_answered_by_the_source_that_reports_next() -> None:
     """Of two sources each is asked for what it told itself, not for what they say together."""
     rows = [reading(at_s, "utility" if at_s < 30.0 else "battery") for at_s in range(0, 400, 10)]
     other = [dataclasses.replace(row, at_s=row.at_s + 5.0, source="nut", charge_pct=85.0) for row in rows]

@@ -32,7 +32,7 @@ def table(tmp_path: Path, text: str, wanted: Wanted = WANTED) -> tuple[Reading, 
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
-def test_columns_come_in_any_order_and_empty_is_not_told(tmp_path: Path) -> None:
+def test_columns_come_in_any_order_and_empty_is_not_reported(tmp_path: Path) -> None:
     """A byte order mark, comments, spaces, quotes and any field of a reading."""
     text = (
         "\ufeff# from the lab\n"
@@ -112,7 +112,7 @@ def test_a_slow_file_is_fresh_for_three_of_its_own_steps(tmp_path: Path) -> None
     assert "a reading every 30 s" in recording.remarks[0]
 
 
-def test_what_no_source_would_have_told_is_not_told(tmp_path: Path) -> None:
+def test_what_no_source_would_have_reported_is_not_reported(tmp_path: Path) -> None:
     """A row goes through the gates of the decoders, so a replay decides by what the daemon would have heard."""
     path = tmp_path / "t.csv"
     rows = (
@@ -284,7 +284,7 @@ WRONG_TABLES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), WRONG_TABLES)
-def test_a_mistake_is_told_with_its_place(text: str, expected: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_with_its_place(text: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(
         ReplayFileError, match=rf"t\.csv.*{expected}" if not expected.startswith(":") else rf"t\.csv{expected}"
     ):
@@ -303,7 +303,7 @@ WRONG_BYTES = [
 
 
 @pytest.mark.parametrize(("content", "expected"), WRONG_BYTES)
-def test_what_is_no_text_is_told(content: bytes, expected: str, tmp_path: Path) -> None:
+def test_what_is_no_text_is_reported(content: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "b.bin"
     path.write_bytes(content)
     with pytest.raises(ReplayFileError, match=rf"b\.bin{expected}"):
@@ -324,7 +324,7 @@ def test_a_gigabyte_in_one_line_is_not_read(begin: bytes, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["", "missing.csv"])
-def test_what_is_no_file_is_told(name: str, tmp_path: Path) -> None:
+def test_what_is_no_file_is_reported(name: str, tmp_path: Path) -> None:
     with pytest.raises(ReplayFileError, match=r"Is a directory|No such file"):
         load(str(tmp_path / name), WANTED)
 
@@ -417,7 +417,7 @@ WRONG_EXPORTS = [
 
 
 @pytest.mark.parametrize(("lines", "expected"), WRONG_EXPORTS)
-def test_a_mistake_of_an_export_is_told_with_its_place(lines: list[object], expected: str, tmp_path: Path) -> None:
+def test_a_mistake_of_an_export_is_reported_with_its_place(lines: list[object], expected: str, tmp_path: Path) -> None:
     with pytest.raises(ReplayFileError, match=rf"e\.jsonl({expected})"):
         load(export(tmp_path, *lines), WANTED)
 

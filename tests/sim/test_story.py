@@ -216,7 +216,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
         assert (first["event"], first["after_s"], first["runtime_s"]) == ("outage_began", 0.5, 360.0)
 
 
-def test_a_world_that_stands_still_or_dies_is_told_as_such() -> None:
+def test_a_world_that_stands_still_or_dies_is_reported_as_such() -> None:
     """Waited for in vain, or a part of the world is gone: an error in words, never a story."""
 
     def dies(stage: ScriptedWorld) -> None:

@@ -127,7 +127,7 @@ def test_a_gauge_may_lie_the_battery_does_not() -> None:
     assert not ups.alive
 
 
-def test_low_battery_is_told_on_battery_only_and_by_the_gauge() -> None:
+def test_low_battery_is_reported_on_battery_only_and_by_the_gauge() -> None:
     clock = Clock()
     ups, _ = ups_at(clock, gauge=2.0, low_battery_s=120.0)
     ups.utility = False

@@ -199,7 +199,7 @@ def test_a_child_of_fork_waits_for_no_copy_that_was_interrupted() -> None:
 # --- What may not be late ---------------------------------------------------------------------------------------------
 
 
-def test_a_change_that_no_optimizer_announced_is_refused_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_that_no_optimizer_announced_is_refused_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     with training(LateDevice(slowest_s=None)) as rig:
         found = rig.taken()
         with torch.no_grad():
@@ -395,7 +395,7 @@ def test_a_word_that_is_no_overlap_is_refused() -> None:
 
 
 @pytest.mark.parametrize("fails_at", [0, 2])
-def test_memory_that_cannot_be_registered_is_told_and_copied_through_buffers(
+def test_memory_that_cannot_be_registered_is_reported_and_copied_through_buffers(
     fails_at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     why = "cudaHostRegister: out of memory (RLIMIT_MEMLOCK: 65536 bytes)"

@@ -329,7 +329,7 @@ def test_periodic_one_beside_and_an_emergency_meanwhile() -> None:
         it.until_standing(ended.step)
 
 
-def test_a_step_that_was_set_anew_fails_and_does_not_hang() -> None:
+def test_a_step_that_was_set_again_fails_and_does_not_hang() -> None:
     """A loop that jumps past the agreed step (it restored something) is told apart from one that is on its way."""
     with job(1) as it:
         it.until_moving()

@@ -186,7 +186,7 @@ def test_training_goes_on_while_a_periodic_checkpoint_is_written(job: Job) -> No
     assert (totals.writes, totals.stalls, totals.failed) == (1, 1, 0)
 
 
-def test_what_a_save_cost_is_told(job: Job) -> None:
+def test_what_a_save_cost_is_reported(job: Job) -> None:
     """In the status and by the guard: the wait of training and the write apart, for the newest durable state only."""
     assert job.guard.stats() is None
     step = periodic(job)
@@ -429,7 +429,7 @@ def test_whoever_resumes_in_mid_write_does_not_wait_for_it(job: Job) -> None:
     assert (end.durable, end.paused, end.step) == (True, False, job.state.step - 1)
 
 
-def test_a_full_disk_is_told_and_the_last_checkpoint_stays(job: Job) -> None:
+def test_a_full_disk_is_reported_and_the_last_checkpoint_stays(job: Job) -> None:
     job.trigger("good", "continue")
     good = job.step()
     assert job.ended("good").durable
@@ -448,7 +448,7 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_stays(job: Job) -> None:
     standing.join(60)
 
 
-def test_a_state_that_cannot_be_told_hurts_nobody_but_its_checkpoint(job: Job) -> None:
+def test_a_state_that_cannot_be_described_fails_only_its_checkpoint(job: Job) -> None:
     job.trigger("good", "continue")
     good = job.step()
     job.ended("good")
@@ -494,7 +494,7 @@ def test_a_storm_of_wishes_is_one_checkpoint(job: Job) -> None:
     standing.join(60)
 
 
-def test_exit_waits_until_it_is_durable_and_told(job: Job) -> None:
+def test_exit_waits_until_it_is_durable_and_reported(job: Job) -> None:
     job.slow()
     job.trigger("e", "exit")
     ended: list[BaseException] = []
@@ -517,7 +517,7 @@ def test_exit_waits_until_it_is_durable_and_told(job: Job) -> None:
     assert [stop.code for stop in ended if isinstance(stop, SystemExit)] == [0]
 
 
-def test_utility_back_before_anybody_was_told_of_the_end_keeps_training(job: Job) -> None:
+def test_utility_back_before_any_trainer_was_asked_to_end_keeps_training(job: Job) -> None:
     job.trigger("e", "exit")
     standing = job.standing()
     job.until(lambda: job.requests.ending is not None)
@@ -668,7 +668,7 @@ def test_a_phase_that_begins_during_a_write_needs_a_second_snapshot(folder: Path
     job.close()
 
 
-def test_a_phase_that_tells_no_step_saves_nothing(job: Job) -> None:
+def test_a_phase_that_reports_no_step_saves_nothing(job: Job) -> None:
     """What is in the model just now nobody knows: the next boundary does it."""
     with job.guard.phase(Loop.COMPILE):
         job.trigger("e", "continue", 60.0)

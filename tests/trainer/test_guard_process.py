@@ -224,7 +224,7 @@ def test_a_forked_worker_keeps_nothing_of_the_guard(folder: Path) -> None:
         until(lambda: process(str(pid))[1] != str(pid))
 
 
-def test_a_fork_that_trains_is_told_that_nothing_is_saved(folder: Path) -> None:
+def test_a_fork_that_trains_is_warned_that_nothing_is_saved(folder: Path) -> None:
     """The thread that writes is the parent's: a save would wait for it for ever."""
     fork = """
     child = os.fork()
@@ -326,7 +326,7 @@ def test_the_lease_of_one_process_is_not_renewed_by_another(folder: Path) -> Non
         until(lambda: not training.status()["paused"])
 
 
-def test_uploads_are_held_when_told_and_released_at_resume(folder: Path) -> None:
+def test_uploads_are_held_when_asked_and_released_at_resume(folder: Path) -> None:
     """The dwell has ended: bandwidth and processor are the local write's; after the outage they go on."""
     (folder / "nas").mkdir()
     remote = f"remote={str(folder / 'nas')!r}, remote_every_s=0.1, every_s=None"

@@ -279,7 +279,7 @@ def test_several_hosts_may_share_one_root(folder: Path) -> None:
     world.end()
 
 
-def test_a_rank_that_cannot_tell_its_state_fails_it_for_all_and_keeps_the_last(folder: Path) -> None:
+def test_a_rank_that_cannot_describe_its_state_fails_it_for_all_and_keeps_the_last(folder: Path) -> None:
     world = World(folder, ["a", "a"])
     world.trigger(0, "good", After.CONTINUE)
     good = world.ended(0, "good").step
@@ -390,7 +390,7 @@ class Late:
         return number
 
 
-def test_who_joins_what_ends_meanwhile_is_told(folder: Path) -> None:
+def test_who_joins_what_ends_meanwhile_learns_of_it(folder: Path) -> None:
     """No news comes any more of what has ended; who asked must not wait for some."""
     disk = GatedDisk()
     world = World(folder, ["a", "a"], disk=disk)

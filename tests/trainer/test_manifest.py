@@ -259,7 +259,7 @@ def test_what_does_not_hold_together_is_refused(content: bytes) -> None:
         Packed.parse(content)
 
 
-def test_an_old_schema_is_told_by_name() -> None:
+def test_an_old_schema_is_reported_by_name() -> None:
     with pytest.raises(ManifestError, match=r"schema is 'powerguard\.checkpoint/v2', not powerguard\.checkpoint/v3"):
         Manifest.parse(b'{"schema": "powerguard.checkpoint/v2", "step": 1}')
 

@@ -147,7 +147,7 @@ print(before, peak())
 
 
 @pytest.mark.parametrize("snapshots", [1, 2])
-def test_host_memory_holds_as_many_states_as_are_told(tmp_path: Path, snapshots: int) -> None:
+def test_host_memory_holds_as_many_states_as_are_set(tmp_path: Path, snapshots: int) -> None:
     """Peak of resident memory over three saves, in a process of its own."""
     size = 200 << 20
     ended = subprocess.run(

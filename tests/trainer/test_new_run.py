@@ -148,7 +148,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for text in found if "nobody can ask" not in text]
 
 
-def test_a_folder_that_is_not_there_is_made_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_is_not_there_is_made_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """After a power cut a disk may not be mounted: training would begin at 0 on the system disk without a word."""
     root = tmp_path / "nvme" / "llm"
     begun(root, 1)
@@ -173,7 +173,7 @@ def test_the_disk_that_a_folder_lies_on_is_named(tmp_path: Path) -> None:
     assert mount_of(tmp_path / "link" / "task") == Path("/proc")
 
 
-def test_what_an_earlier_run_has_left_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_earlier_run_has_left_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Deleted manifests: the shards are there, and training begins at 0."""
     begun(tmp_path, 1, 2)
     warned(caplog)
@@ -191,7 +191,7 @@ def test_what_an_earlier_run_has_left_is_told(tmp_path: Path, caplog: pytest.Log
     assert ".slot-" in second
 
 
-def test_a_folder_set_aside_is_told_where_nothing_else_is_there(
+def test_a_folder_set_aside_is_reported_where_nothing_else_is_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun(tmp_path, 1)
@@ -235,7 +235,7 @@ def test_a_checkpoint_itself_is_no_folder_of_checkpoints(tmp_path: Path) -> None
         resumed_at(one)
 
 
-def test_a_folder_of_checkpoints_within_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_of_checkpoints_within_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`rsync -a /backup/llm /nvme/llm` has made /nvme/llm/llm."""
     begun(tmp_path / "llm", 1)
     warned(caplog)

@@ -173,7 +173,7 @@ def test_of_two_checkpoints_of_a_step_all_ranks_name_the_same(together: RankCoor
     assert requests.last is OLD, "it is known where that one lies"
 
 
-def test_who_joins_too_late_is_told_of_the_step_that_was_saved(together: RankCoordinator) -> None:
+def test_who_joins_too_late_learns_the_step_that_was_saved(together: RankCoordinator) -> None:
     """The writer's thread is about to tell of it: until then the requests know an older one."""
     requests = together._requests
     with requests.changed:

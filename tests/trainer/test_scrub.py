@@ -73,7 +73,7 @@ def test_it_keeps_its_rate(store: Store) -> None:
     assert scrubbed.whole
 
 
-def test_it_stops_when_told(store: Store) -> None:
+def test_it_stops_when_asked(store: Store) -> None:
     """An hour's work at this rate; told to stop, it does, and says that it saw only a part."""
     save(store, 1, items(1))
     stop = Event()

@@ -98,7 +98,7 @@ def test_a_changed_folder_is_sealed_only_on_demand(folder: Path) -> None:
     assert verify(folder).is_whole
 
 
-def test_a_step_told_once_stays(folder: Path) -> None:
+def test_a_step_reported_once_stays(folder: Path) -> None:
     assert seal(folder, step=7).seal.step == 7
     assert not seal(folder).is_new
     with pytest.raises(SealError, match="sealed with 7, now 8"):
@@ -166,7 +166,7 @@ DAMAGE: list[tuple[Callable[[Path], object], list[tuple[str, str, int | None, in
 
 
 @pytest.mark.parametrize(("damage", "expected"), DAMAGE, ids=range(len(DAMAGE)))
-def test_damage_is_told_by_name_chunk_and_offset(
+def test_damage_is_reported_by_name_chunk_and_offset(
     folder: Path, damage: Callable[[Path], object], expected: list[tuple[str, str, int | None, int | None, int]]
 ) -> None:
     seal(folder)
@@ -175,7 +175,7 @@ def test_damage_is_told_by_name_chunk_and_offset(
     assert found_in(folder, direct=False) == expected
 
 
-def test_what_turned_into_something_else_is_told(folder: Path) -> None:
+def test_what_turned_into_something_else_is_reported(folder: Path) -> None:
     """A link in the place of a file could show bytes that lie elsewhere; a pipe would be waited for without end."""
     seal(folder)
     (folder / "nothing").unlink()
@@ -191,7 +191,7 @@ def test_what_turned_into_something_else_is_told(folder: Path) -> None:
     ]
 
 
-def test_a_file_that_cannot_be_read_is_told(folder: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(folder: Path) -> None:
     seal(folder)
     (folder / "nothing").chmod(0)
     found = found_in(folder)

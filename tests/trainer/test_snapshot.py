@@ -68,7 +68,7 @@ def test_the_layout_is_known_before_it_is_taken() -> None:
         assert snapshot.take(items) == laid_out(items)
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     found: list[tuple[int, int | None]] = []
     with Snapshot() as snapshot:
         snapshot.take([Buffer("a", bytes(100)), Buffer("b", bytes(100))], lambda done, of: found.append((done, of)))
@@ -79,7 +79,7 @@ def test_progress_is_told() -> None:
     ("code", "dtype"),
     [("b", "int8"), ("H", "uint16"), ("i", "int32"), ("q", "int64"), ("f", "float32"), ("d", "float64")],
 )
-def test_buffers_tell_their_dtype_and_shape_and_come_back(code: str, dtype: str) -> None:
+def test_buffers_have_their_dtype_and_shape_and_come_back(code: str, dtype: str) -> None:
     grid = memoryview(array.array(code, range(6))).cast("B").cast(code, (2, 3))
     item = Buffer.of("grid", grid)
     assert (item.dtype, item.shape) == (dtype, (2, 3))

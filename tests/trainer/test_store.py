@@ -89,7 +89,7 @@ def test_a_name_is_never_used_twice(store: Store) -> None:
             store.write_shard("../etc", 0, snapshot, layout)
 
 
-def test_progress_is_told_in_bytes_that_are_on_the_disk(store: Store) -> None:
+def test_progress_is_reported_in_bytes_that_are_on_the_disk(store: Store) -> None:
     found: list[tuple[int, int | None]] = []
     with Snapshot() as snapshot:
         layout = snapshot.take(items(1))
@@ -369,7 +369,7 @@ def test_what_is_set_aside_is_counted_and_not_kept_for_ever(store: Store, root: 
     ]
 
 
-def test_an_old_format_is_told_and_left(store: Store, root: Path) -> None:
+def test_an_old_format_is_reported_and_left(store: Store, root: Path) -> None:
     folder = root / "step-000000000009-00000000"
     folder.mkdir()
     (folder / MANIFEST).write_text('{"schema": "powerguard.checkpoint/v1", "step": 9, "parts": []}')
@@ -668,7 +668,7 @@ class Odd(Disk):
 
 
 @pytest.mark.parametrize("refuses", ["open", "write"])
-def test_a_file_system_without_direct_writes_is_told(root: Path, refuses: str) -> None:
+def test_a_file_system_without_direct_writes_is_reported(root: Path, refuses: str) -> None:
     with Store(root, job="test", chunk_bytes=PAGE, disk=Odd(refuses=refuses)) as store:
         store.prepare(3 * PAGE)
         save(store, 1, items(1))

@@ -138,7 +138,7 @@ def test_exit_ends_the_process_after_its_checkpoint(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["training", "paused", "writing"])
-def test_told_to_end_it_ends_at_once_and_cleans_up(folder: Path, when: str) -> None:
+def test_asked_to_end_it_ends_at_once_and_cleans_up(folder: Path, when: str) -> None:
     """SIGTERM, as systemd sends it: no traceback, no socket, no half checkpoint left behind."""
     size, rate = ("150", "25") if when == "writing" else ("20", "600")  # more than what is under way at once
     with Toy(folder, "--step-ms", "2", "--mb", size, "--mb-per-s", rate) as toy:

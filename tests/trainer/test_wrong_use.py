@@ -168,7 +168,7 @@ def test_a_save_that_counts_epochs_is_named(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.text.count("step 3 follows step 5000 without a restore()") == 1
 
 
-def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
+def test_the_package_is_typed_for_type_checkers() -> None:
     assert (Path(powerguard.trainer.__file__).parents[1] / "py.typed").is_file()
 
 
@@ -193,7 +193,7 @@ class Odd:
         target[:] = bytes(len(target))
 
 
-def test_a_state_of_odd_sizes_is_told_at_its_first_step_and_costs_nothing(
+def test_a_state_of_odd_sizes_is_reported_at_its_first_step_and_costs_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not a number, negative, or not what the dtype says: named before a byte is written, and the last one stays."""

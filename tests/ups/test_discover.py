@@ -163,7 +163,7 @@ async def test_snmpd_by_community_and_by_user(tmp_path: Path) -> None:
     assert SnmpOptions.model_validate(source).user == USER
 
 
-async def test_a_rack_pdu_is_told_and_is_no_source() -> None:
+async def test_a_rack_pdu_is_reported_and_is_no_source() -> None:
     port = free_port()
     async with card_at("127.0.0.1", port, "pdus/apc-rpdu2"):
         search = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("snmp",), snmp_port=port))

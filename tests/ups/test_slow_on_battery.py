@@ -59,7 +59,7 @@ class Lane:
         raise ConnectionResetError
 
 
-async def test_a_upsd_that_is_slow_on_battery_tells_of_utility() -> None:
+async def test_a_upsd_that_is_slow_on_battery_shows_utility() -> None:
     """It is lost first, for nobody waits for it on battery; then it has its whole timeout again."""
     async with nut_helpers.FakeUpsd().serving() as upsd:
         lane = Lane(upsd.port)
@@ -75,7 +75,7 @@ async def test_a_upsd_that_is_slow_on_battery_tells_of_utility() -> None:
                 await nut_helpers.until(heard, Reading, lambda reading: reading.output_source == "utility")
 
 
-async def test_an_apcupsd_that_is_slow_on_battery_tells_of_utility() -> None:
+async def test_an_apcupsd_that_is_slow_on_battery_shows_utility() -> None:
     async with apcupsd_helpers.apcupsd() as peer:
         lane = Lane(peer.port)
         async with lane.open() as port, apcupsd_helpers.listening(port, timeout_s=5.0, limit_s=100.0) as (_, heard):

@@ -4,7 +4,7 @@ Versions 1 and 2c need pysnmp's codec only. Version 3 has an engine of its own, 
 pysnmp knows no time window for traps: one that was recorded and is sent again causes a poll, as any hint does.
 
 - `_EngineTime` is overridden because pysnmp's engine time follows wall time
-  (test_a_recorded_inform_is_told_our_time_and_nothing_else).
+  (test_a_recorded_inform_is_answered_with_our_time_and_nothing_else).
 """
 
 import itertools

@@ -57,7 +57,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_everything_below_a_folder_is_told(nas: Path) -> None:
+def test_everything_below_a_folder_is_reported(nas: Path) -> None:
     """The highest step first; what is no checkpoint is left out, and no link is followed."""
     assert states(nas) == [
         (200, "not_sealed"),
@@ -83,7 +83,7 @@ def test_a_checkpoint_may_be_named_itself(nas: Path) -> None:
 WHY = "chunk 3 of shard-00000"
 
 
-def test_what_names_and_sizes_tell_needs_no_reading(nas: Path, golden: Golden) -> None:
+def test_what_names_and_sizes_show_needs_no_reading(nas: Path, golden: Golden) -> None:
     shard = next((nas / "llm").glob("step-000000000040-*")) / "shard-00000"
     os.truncate(shard, 4096)
     (nas / "hf" / "checkpoint-100" / "model.safetensors").write_bytes(b"")
@@ -94,7 +94,7 @@ def test_what_names_and_sizes_tell_needs_no_reading(nas: Path, golden: Golden) -
     golden("checkpoints", f"{found[40].because}\n{found[100].because}", varies={nas: "NAS", **IDS})
 
 
-def test_only_reading_tells_a_flipped_bit(nas: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+def test_only_reading_finds_a_flipped_bit(nas: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     shard = next((nas / "llm").glob("step-000000000040-*")) / "shard-00000"
     flip(shard)
     flip(nas / "hf" / "checkpoint-100" / "model.safetensors", 17)
@@ -240,7 +240,7 @@ def test_an_address_that_means_none(url: str) -> None:
     assert "Traceback" not in str(error.value)
 
 
-def test_a_mount_is_told_from_a_disk() -> None:
+def test_a_mount_is_distinguished_from_a_disk() -> None:
     assert tier_of_folder("/tmp") == "local"
     assert tier_of_folder("/proc/self") == "local"
 
@@ -280,7 +280,7 @@ def trainer(path: Path, answer: bytes) -> Iterator[None]:
         loop.close()
 
 
-def test_places_are_what_settings_and_trainers_tell(
+def test_places_are_what_settings_and_trainers_name(
     tmp_path: Path, nas: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a place: where the settings say, and where a running trainer says it has just saved."""

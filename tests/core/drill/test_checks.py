@@ -63,7 +63,7 @@ def test_an_unknown_witness_is_refused_with_the_known_ones(golden: Golden) -> No
     golden("drill", why(READY, "", witness="magic"))
 
 
-def test_a_cap_that_stands_is_told() -> None:
+def test_a_cap_that_stands_is_reported() -> None:
     player = Player()
     player.play(f"policy {WORDS} cap_share=0.7\n{READY}\n115 learned cap=75:50:0.9\n116..127 battery load=75 charge=99")
     result = player.play(f"128..140 {FULL}")

@@ -133,7 +133,7 @@ def test_a_real_witness_takes_no_scope(witness: str) -> None:
     assert "witness 'magic'" in why(READY, "pause", witness="magic")
 
 
-def test_the_outline_tells_every_stage_and_its_limit() -> None:
+def test_the_outline_names_every_stage_and_its_limit() -> None:
     player = Player()
     result = player.play(f"policy {WORDS} cap_share=0.7\n{READY}")
     lines = checks.outline(player.policy, result.state, ("full",), "simulated")
@@ -171,7 +171,7 @@ def test_every_stage_ends_in_time(step_s: float, checkpoint_s: float, limits: di
     assert checks.stage_s(policy, replace(state, trainers=()), "checkpoint") == 0.0
 
 
-def test_what_a_full_drill_leaves_out_is_told() -> None:
+def test_what_a_full_drill_leaves_out_is_named() -> None:
     player = Player()
     result = player.play(f"policy {WORDS}\n{READY}\n15 trainer llm conduct=continue durable_age_s=5")
     stages, skipped = checks.stages(player.policy, result.state, ("full",), "simulated")
@@ -226,7 +226,7 @@ def test_a_load_that_does_not_settle_teaches_nothing() -> None:
     assert report(outcome).result == "passed"
 
 
-def test_a_ups_that_tells_no_load_teaches_nothing() -> None:
+def test_a_ups_that_reports_no_load_teaches_nothing() -> None:
     result = Player().play(
         f"policy {WORDS}\n{ANSWERS}\n0..14 utility charge=100 runtime=360\n15 trainer llm durable_age_s=60\n"
         "16 drill scope=pause\n17..130 utility charge=100 runtime=360"
@@ -255,7 +255,7 @@ def test_a_cap_teaches_load_and_speed() -> None:
     assert len(result.ordered(CapPower)) == len(result.ordered(RestorePower)) == 1
 
 
-def test_the_speed_is_the_mean_of_those_who_tell_it() -> None:
+def test_the_speed_is_the_mean_of_those_who_report_it() -> None:
     """One at half its speed and one undisturbed: three quarters."""
     words = "table=50:540,75:360,100:240 trainer=a:pause:20 trainer=b:pause:20 cap_share=0.7"
     story = ["15 trainer a step=0 durable_age_s=60", "15 trainer b step=0 durable_age_s=60", "16 drill scope=cap"]

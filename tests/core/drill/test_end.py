@@ -99,7 +99,7 @@ def test_a_cap_on_its_way_is_waited_for_and_lifted_then() -> None:
     assert result.state.drill is None
 
 
-def test_limits_that_cannot_be_put_back_are_left_to_the_standing_duty_and_told() -> None:
+def test_limits_that_cannot_be_put_back_are_left_to_the_standing_duty_and_reported() -> None:
     """A minute after the end the drill gives up waiting; `gpu_power_stuck` stands and goes on."""
     player = Player()
     played("16 drill scope=cap\n17..30 utility load=75\n30.5 drill_stop", "auto cap", CAP, player=player)
@@ -122,7 +122,7 @@ def test_limits_that_cannot_be_put_back_are_left_to_the_standing_duty_and_told()
     assert outcome.state.cap is not None
 
 
-def test_trainers_that_do_not_hear_are_told_on_after_the_drill() -> None:
+def test_trainers_that_do_not_answer_are_asked_on_after_the_drill() -> None:
     """Both are named; neither counts as told to pause any more, and both are told again."""
     words = f"{WORDS} trainer=vit:pause:20"
     player = Player()
@@ -147,7 +147,7 @@ def test_trainers_that_do_not_hear_are_told_on_after_the_drill() -> None:
 # --- The report -------------------------------------------------------------------------------------------------------
 
 
-def test_the_end_is_told_in_one_line_with_its_main_figures() -> None:
+def test_the_end_is_reported_in_one_line_with_its_main_figures() -> None:
     """What concerns one trainer, and what was left out, stays in the report."""
     outcome = played("16.1234 drill scope=full\n17..31 utility load=75\n32..60 utility load=40", ANSWERS)
     (ended,) = notes(outcome, "drill_ended")
@@ -160,7 +160,7 @@ def test_the_end_is_told_in_one_line_with_its_main_figures() -> None:
     assert {"checkpoint_s.llm", "skipped_cap"} <= set(dict(report(outcome).figures))
 
 
-def test_each_drill_is_told_once() -> None:
+def test_each_drill_is_reported_once() -> None:
     result = played(
         "16 drill scope=policy\n17..20 utility load=75\n21 drill scope=policy\n22 utility load=75", "auto policy"
     )
@@ -212,7 +212,7 @@ def test_in_an_outage_training_goes_on_until_its_rule_says_pause() -> None:
     assert len(notes(result, "drill_ended")) == 1
 
 
-def test_after_the_outage_the_drill_s_pause_ends_too_and_it_is_told_once() -> None:
+def test_after_the_outage_the_drill_s_pause_ends_too_and_it_is_reported_once() -> None:
     """Nobody has heard it in the outage: it is said again, until somebody has."""
     player = Player()
     played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
@@ -225,7 +225,7 @@ def test_after_the_outage_the_drill_s_pause_ends_too_and_it_is_told_once() -> No
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_one_that_stands_stopped_is_told_when_it_can_hear(*, stopped: bool) -> None:
+def test_one_that_stands_stopped_is_asked_when_it_can_answer(*, stopped: bool) -> None:
     """Until then the word is owed since the outage's end: an order now would reach nobody, and put that off."""
     drill = Drill(
         id="d",
@@ -300,14 +300,14 @@ def test_one_that_dies_in_the_outage_is_owed_nothing() -> None:
     assert (result.phase, result.state.drill) == ("on_battery", None)
 
 
-def test_one_that_dies_after_he_could_not_be_told_ends_the_drill_at_once() -> None:
+def test_one_that_dies_after_it_could_not_be_asked_ends_the_drill_at_once() -> None:
     player = Player()
     played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
     result = player.play("33.3 failed trainer_resume\n33.5 trainer llm alive=false")
     assert (result.phase, result.state.drill) == ("on_battery", None)
 
 
-def test_two_events_of_one_moment_tell_it_once() -> None:
+def test_two_events_of_one_moment_report_it_once() -> None:
     """The outage is certain, and in the same moment the trainer is seen: the word is on its way already."""
     player = Player()
     played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..32 battery load=40 charge=99", player=player)
@@ -353,7 +353,7 @@ def test_an_outage_that_kills_the_trainer_lets_nobody_go_on() -> None:
 # --- A pulled plug ----------------------------------------------------------------------------------------------------
 
 
-def test_a_pulled_plug_is_told_with_who_pulled_it_and_timed_to_the_millisecond() -> None:
+def test_a_pulled_plug_is_logged_with_who_pulled_it_to_the_millisecond() -> None:
     story = (
         "16 drill witness=plug\n17 utility load=75 charge=100 runtime=360\n"
         "18.1234 battery load=75 charge=100\n19.1234 battery load=75 charge=99\n20..30 battery load=75 charge=98\n"
@@ -415,7 +415,7 @@ def test_a_restart_forgets_the_drill_s_checkpoint_with_its_expected_end() -> Non
     assert after.in_flight is None
 
 
-def test_a_restart_in_the_undo_keeps_its_reason_and_tells_the_trainer_again() -> None:
+def test_a_restart_in_the_undo_keeps_its_reason_and_asks_the_trainer_again() -> None:
     player = Player()
     played(f"{PAUSING}\n28.5 drill_stop", player=player)
     outcome = player.play("29 restart")
@@ -444,7 +444,7 @@ def test_an_order_of_the_drill_is_not_repeated_by_the_new_daemon(*, forgotten: b
     assert not player.open
 
 
-def test_a_reboot_in_a_drill_is_told_and_nothing_is_put_back() -> None:
+def test_a_reboot_in_a_drill_is_reported_and_nothing_is_put_back() -> None:
     player = Player()
     played(f"{PAUSING}\n28.5 done pause", player=player)
     outcome = player.play("5 reboot gap=60")
@@ -456,7 +456,7 @@ def test_a_reboot_in_a_drill_is_told_and_nothing_is_put_back() -> None:
     assert not outcome.ordered(ResumeTrainer)
 
 
-def test_a_reboot_in_an_outage_does_not_tell_the_drill_a_second_time() -> None:
+def test_a_reboot_in_an_outage_does_not_report_the_drill_a_second_time() -> None:
     player = Player()
     played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n31..33 battery load=40 charge=99", player=player)
     result = player.play("5 reboot gap=60")

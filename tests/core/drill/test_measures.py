@@ -71,13 +71,13 @@ def test_two_upses_are_measured_together_however_often_each_is_read() -> None:
     assert found["drop_paused_w"] == pytest.approx(1400.0, abs=40.0), "of two times 4000 W"
 
 
-def test_a_load_that_never_rests_is_told_as_its_mean() -> None:
+def test_a_load_that_never_rests_is_reported_as_its_mean() -> None:
     """The baseline ends after 30 s; of a load that climbs by a point a second the last eleven seconds count."""
     result = played("16 drill scope=pause\n17..46 utility load=40+1\n47..100 utility load=30\n101..103 utility load=75")
     assert figures(result)["load_before"] == 0.635
 
 
-def test_a_load_that_is_told_too_late_is_compared_with_nothing() -> None:
+def test_a_load_that_is_reported_too_late_is_compared_with_nothing() -> None:
     """Silent in the baseline, told in the pause: there is no drop, nothing is learned, and the drill is no failure."""
     ready = READY.replace("load=75 ", "")
     outcome = played("16 drill scope=pause\n17..46 utility charge=100\n47..110 utility load=40", ready=ready)
@@ -124,7 +124,7 @@ def test_a_checkpoint_alone_has_what_was_expected_of_it() -> None:
     assert (outcome.result, figures["checkpoint_expected_s"], figures["checkpoint_s"]) == ("passed", 20.0, 5.0)
 
 
-def test_a_load_told_in_watts_counts_as_well() -> None:
+def test_a_load_reported_in_watts_counts_as_well() -> None:
     """3000 W and 1640 W on 4 kW; the drop is told in tenths of a watt."""
     ready = "0..14 utility watts=3000 charge=100 runtime=360\n15 trainer llm durable_age_s=60"
     result = played(
@@ -155,13 +155,13 @@ def seen(*samples: tuple[float, int | None], alive: bool = True) -> DrillStage:
     return found
 
 
-def test_steps_are_counted_from_the_first_one_told() -> None:
+def test_steps_are_counted_from_the_first_one_reported() -> None:
     """Late in a long boot, in steps of ten seconds, and through looks between which no step ended."""
     slow = seen((100000.0, 10), (100005.0, 10), (100010.0, 11), (100050.0, 15))
     assert measures.speed_of(slow, "a") == 0.1
 
 
-def test_who_tells_no_step_any_more_has_no_speed() -> None:
+def test_who_reports_no_step_any_more_has_no_speed() -> None:
     """Alive without a step, or dead with one: what was counted before is not carried on."""
     assert seen((0.0, 10), (10.0, 30), (11.0, None)).seen == ()
     dead = measures.watch_trainer(
@@ -170,7 +170,7 @@ def test_who_tells_no_step_any_more_has_no_speed() -> None:
     assert dead.seen == ()
 
 
-def test_slow_training_tells_its_speed_under_a_cap_too() -> None:
+def test_slow_training_reports_its_speed_under_a_cap_too() -> None:
     """Less than a step a second, and three quarters of that under the cap."""
     result = capped(0.8, 0.6, load=50)
     assert figures(result)["cap_speed"] == pytest.approx(0.75, abs=0.08)
@@ -288,7 +288,7 @@ def test_why_a_self_test_has_measured_nothing(story: str, because: str) -> None:
 PAUSED = "16 drill scope=pause\n17..27 utility load=75\n28..38 utility load=40"
 
 
-def test_a_trainer_that_could_not_be_told_to_go_on_fails_the_drill() -> None:
+def test_a_trainer_that_could_not_be_asked_to_go_on_fails_the_drill() -> None:
     """Its resume was refused, so it may stand still, whatever it tells: the drill is no success."""
     answers = "auto pause"
     outcome = played(f"{PAUSED}\n39 failed trainer_resume llm\n40..41 utility load=75", answers=answers)

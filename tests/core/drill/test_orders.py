@@ -69,7 +69,7 @@ def answered(player: Player, kind: type, at_s: float, took_s: float = 0.1, **det
 # --- The story in notes -----------------------------------------------------------------------------------------------
 
 
-def test_the_journal_tells_who_began_what_and_how_long_each_stage_may_take() -> None:
+def test_the_journal_has_who_began_what_and_how_long_each_stage_may_take() -> None:
     result = played("16 drill scope=checkpoint,policy", answers="auto", words=f"{WORDS} bmc_limit_s=5.12345")
     assert note(result, "drill_began").because == "alice"
     assert note(result, "drill_began").numbers == (
@@ -107,7 +107,7 @@ def test_a_drill_in_the_first_tenth_of_a_second_has_an_id_too() -> None:
     assert note(result, "drill_began").numbers[0] == ("drill", "01234567-drill-160")
 
 
-def test_a_recording_of_the_power_off_tells_its_figures_and_is_no_alarm() -> None:
+def test_a_recording_of_the_power_off_reports_its_figures_and_is_no_alarm() -> None:
     words = f"{WORDS} stop_q95_s=90.12345 reserve_s=60"
     result = played("16 drill scope=full\n17..31 utility load=75\n32..60 utility load=40", words)
     rehearsed = note(result, "power_off_rehearsed")
@@ -117,7 +117,7 @@ def test_a_recording_of_the_power_off_tells_its_figures_and_is_no_alarm() -> Non
     assert numbers.items() <= figures(result).items()
 
 
-def test_a_stop_tells_by_whom_and_why() -> None:
+def test_a_stop_names_by_whom_and_why() -> None:
     player = Player()
     played("16 drill scope=pause\n17 utility load=75", player=player)
     player.send(StopDrill(at_s=18.0, who="bob", reason="visitors"))
@@ -174,7 +174,7 @@ def test_in_dry_run_what_was_seen_is_reported_and_nothing_else() -> None:
     assert not [name for name in figures(outcome) if name.startswith(("checkpoint_s", "checkpoint_verified", "sync_s"))]
 
 
-def test_policy_and_sync_are_both_tried_and_both_told() -> None:
+def test_policy_and_sync_are_both_tried_and_both_reported() -> None:
     """Neither hides the other: the drill goes on to its end, and then names both."""
     player = Player()
     played("16 drill scope=full\n17..27 utility load=75", answers="auto checkpoint=5 trainer_resume", player=player)
@@ -183,13 +183,13 @@ def test_policy_and_sync_are_both_tried_and_both_told() -> None:
     assert "fits" in figures(outcome), "the power-off was recorded all the same"
 
 
-def test_a_policy_order_without_outcome_is_given_up_and_told() -> None:
+def test_a_policy_order_without_outcome_is_given_up_and_reported() -> None:
     found = played("16 drill scope=policy\n17..40 utility load=75", answers="auto")
     assert (report(found).result, report(found).because) == ("failed", "policy: no outcome")
     assert report(found).lasted_s == 11.0, "5 s for the order, 5 s of grace"
 
 
-def test_orders_that_are_lost_together_are_told_together() -> None:
+def test_orders_that_are_lost_together_are_reported_together() -> None:
     """Two trainers that never answer: neither hides the other."""
     words = f"{WORDS} trainer=vit:pause:20"
     story = f"{READY}\n15 trainer vit durable_age_s=60\n16 drill scope=checkpoint\n17..110 utility load=75 charge=100"
@@ -197,7 +197,7 @@ def test_orders_that_are_lost_together_are_told_together() -> None:
     assert report(result).because == "checkpoint: no outcome; checkpoint: no outcome"
 
 
-def test_the_times_of_orders_are_told_in_milliseconds() -> None:
+def test_the_times_of_orders_are_reported_in_milliseconds() -> None:
     player = Player()
     played("16.1234 drill scope=full\n17..27 utility load=75", answers="auto trainer_resume", player=player)
     answered(player, TriggerCheckpoint, 27.5678, took_s=5.1236, verified=True, paused=True)
@@ -275,7 +275,7 @@ def test_a_resume_that_was_lost_fails_the_drill_only_after_its_time() -> None:
 # --- Whom it marks, and when it is unsafe -----------------------------------------------------------------------------
 
 
-def test_only_the_trainer_that_is_paused_counts_as_told_to_pause() -> None:
+def test_only_the_trainer_that_is_paused_counts_as_asked_to_pause() -> None:
     """The other one goes on in an outage, and in the drill."""
     words = f"{WORDS} trainer=vit:continue:20"
     result = Player().play(

@@ -235,7 +235,7 @@ async def test_a_hung_reader_gets_an_answer_from_memory(tmp_path: Path) -> None:
     await journal.close(LONG_S)
 
 
-async def test_memory_is_bounded_and_what_it_loses_is_told(tmp_path: Path) -> None:
+async def test_memory_is_bounded_and_what_it_loses_is_reported(tmp_path: Path) -> None:
     """A disk that is gone for days: the newest steps and the newest state are kept, and the gap is told."""
     path = tmp_path / "journal.db"
     writer = Held()
@@ -475,7 +475,7 @@ async def test_a_folder_that_cannot_be(tmp_path: Path, health_log: HealthLog) ->
     await journal.close(LONG_S)
 
 
-async def test_a_second_writer_is_told_apart_from_a_broken_disk(tmp_path: Path) -> None:
+async def test_a_second_writer_is_distinguished_from_a_broken_disk(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     journal = Journal(path, boot_id="b", limits=PATIENT)
     await journal.load()
@@ -495,7 +495,7 @@ def remove(path: Path) -> None:
         Path(f"{path}{suffix}").unlink()
 
 
-async def test_a_journal_that_is_removed_under_us_is_started_anew(tmp_path: Path, health_log: HealthLog) -> None:
+async def test_a_journal_that_is_removed_under_us_is_started_afresh(tmp_path: Path, health_log: HealthLog) -> None:
     """Commits into a file without a name would be acknowledged and gone."""
     path = tmp_path / "journal.db"
     journal = Journal(path, boot_id="b", limits=PATIENT)
@@ -612,7 +612,7 @@ def as_killed(path: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("left", [None, 0, 32, 56])
-def test_a_log_that_is_gone_is_told(tmp_path: Path, left: int | None) -> None:
+def test_a_log_that_is_gone_is_reported(tmp_path: Path, left: int | None) -> None:
     """A file system check may take it, or a person: SQLite reads the older state without a word, a latch not in it."""
     path = tmp_path / "journal.sqlite"
     journal_of(path)
@@ -636,7 +636,7 @@ def test_a_log_that_is_gone_is_told(tmp_path: Path, left: int | None) -> None:
 
 
 @pytest.mark.parametrize("left", [None, b""])
-def test_a_file_that_is_empty_or_gone_is_told(tmp_path: Path, left: bytes | None) -> None:
+def test_a_file_that_is_empty_or_gone_is_reported(tmp_path: Path, left: bytes | None) -> None:
     """As a file system may leave it after a power cut. SQLite began a new one without a word, and deleted its log."""
     path = tmp_path / "journal.sqlite"
     store = Store(path)

@@ -102,7 +102,7 @@ async def test_the_next_daemon_continues_the_same_outage(tmp_path: Path) -> None
         assert dict(journal.counters) == {"outages": 3.0}
 
 
-async def test_an_outage_is_told_from_beginning_to_end(tmp_path: Path) -> None:
+async def test_an_outage_is_reported_from_beginning_to_end(tmp_path: Path) -> None:
     """History, figures and the story of one outage, from the daemon and from the command line's reader alike."""
     path = tmp_path / "journal.db"
     reading = Reading(at_s=104.0, ups="a", source="snmp", output_source=OutputSource.BATTERY, runtime_s=600.0)
@@ -415,7 +415,7 @@ async def test_what_was_learned_is_lost_before_the_latch_is(
 
 
 @pytest.mark.parametrize("text", ["garbage", "[" * 100_000, "[]", "5"], ids=["no-json", "deep", "list", "number"])
-async def test_a_state_that_is_no_state_is_lost_and_told(tmp_path: Path, text: str) -> None:
+async def test_a_state_that_is_no_state_is_lost_and_reported(tmp_path: Path, text: str) -> None:
     """Whatever stands there, the outages and counters beside it are still read."""
     path = tmp_path / "journal.sqlite"
     await written(path)

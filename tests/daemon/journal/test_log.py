@@ -136,7 +136,7 @@ def transactions(log: bytes) -> list[list[Frame]]:
 # --- What a crash leaves -----------------------------------------------------------------------------------------
 
 
-def test_a_killed_daemon_is_never_told_as_damaged(tmp_path: Path) -> None:
+def test_a_killed_daemon_is_never_reported_as_damaged(tmp_path: Path) -> None:
     """Killed at any moment, life after life on the same files: nothing is told, nothing acknowledged is missing."""
     path = tmp_path / "journal.db"
     chance = random.Random(11)
@@ -202,7 +202,7 @@ async def test_what_is_left_of_an_older_log_is_no_damage(killed: Path, tmp_path:
 # --- Damage ------------------------------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_is_told(killed: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_reported(killed: Path, tmp_path: Path) -> None:
     """Wherever it is, and the log is kept as it was; only in the last commits a crash may look the same."""
     chance = random.Random(13)
     size = sqlite.log_of(killed).stat().st_size
@@ -231,7 +231,7 @@ def test_a_flipped_bit_is_told(killed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [512, 4096, 20_000])
-def test_garbage_is_told(killed: Path, tmp_path: Path, size: int) -> None:
+def test_garbage_is_reported(killed: Path, tmp_path: Path, size: int) -> None:
     """A sector, a page, several: it is told that the state is not the newest."""
     chance = random.Random(size)
     for number in range(8):
@@ -244,7 +244,7 @@ def test_garbage_is_told(killed: Path, tmp_path: Path, size: int) -> None:
         assert serial(loaded) < copy.newest
 
 
-async def test_what_is_hidden_is_lost_and_told(killed: Path, tmp_path: Path) -> None:
+async def test_what_is_hidden_is_lost_and_reported(killed: Path, tmp_path: Path) -> None:
     """The state is the one that SQLite reads, and nobody takes it for the newest; the damaged log is kept."""
     copy = copied(killed, tmp_path)
     copy.flip(HEADER + 60 * 4120 + 3000)
@@ -266,7 +266,7 @@ async def test_what_is_hidden_is_lost_and_told(killed: Path, tmp_path: Path) -> 
     assert await journal.close(LONG_S)
 
 
-def test_a_young_journal_that_is_lost_whole_is_told(killed: Path, tmp_path: Path) -> None:
+def test_a_young_journal_that_is_lost_whole_is_reported(killed: Path, tmp_path: Path) -> None:
     """Everything stands in the log yet: without its first part there is nothing, and that is no first start."""
     copy = copied(killed, tmp_path)
     for frame in frames(copy.log)[:-20]:

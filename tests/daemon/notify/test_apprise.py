@@ -72,7 +72,7 @@ async def test_an_error_with_status_200_is_no_delivery(
         assert (made.view(name).since, made.view(name).queued, len(services.taken)) == (None, 0, 1)
 
 
-async def test_a_wrong_signature_is_told(services: Services, tmp_path: Path) -> None:
+async def test_a_wrong_signature_is_reported(services: Services, tmp_path: Path) -> None:
     services.secret = "SECother"
     async with post(options(bot=target(services, tmp_path, "dingtalk-signed")), tmp_path) as made:
         result = await made.messenger.test(["bot"], 30.0)
@@ -101,7 +101,7 @@ async def test_a_service_that_hangs_is_left_at_the_limit(services: Services, tmp
 
 
 @pytest.mark.parametrize("url", ["nonsense", "dingtalk://", "unknownservice://token"])
-async def test_an_url_that_apprise_does_not_know_is_told_without_it(tmp_path: Path, url: str) -> None:
+async def test_an_url_that_apprise_does_not_know_is_reported_without_it(tmp_path: Path, url: str) -> None:
     made_options = options(bot={"kind": "apprise", "url": secret(tmp_path, "url", url), "limit_s": 30})
     async with post(made_options, tmp_path) as made:
         assert (await made.messenger.test(["bot"], 30.0))["bot"] == (

@@ -39,7 +39,7 @@ class Listener(MessageComposer):
         return self.of_step(StepNotes(notes, State() if state is None else state, outage, self.mode, self.now))
 
 
-def test_an_outage_is_told_step_by_step() -> None:
+def test_an_outage_is_reported_step_by_step() -> None:
     """Begin, emergency, power-off, return, end: each once, for every target, with what comes next."""
     listener = Listener()
     result = listener.messages_of(*began())
@@ -96,7 +96,7 @@ def test_an_outage_in_maintenance_promises_no_power_off() -> None:
     assert all("Maintenance is on: powerguard does not power the host off" in each.text for each in result)
 
 
-def test_the_same_trouble_is_told_once_an_hour() -> None:
+def test_the_same_trouble_is_reported_once_an_hour() -> None:
     """Its end is told, too. What stands again within the hour is told when that is over."""
     listener = Listener()
     raised, cleared = note("overload_raised", Level.ERROR), note("overload_cleared", Level.INFO)
@@ -129,7 +129,7 @@ def test_troubles_of_different_things_are_different() -> None:
     assert [len(each) for each in found] == [1, 1, 0]
 
 
-def test_what_was_not_told_does_not_end() -> None:
+def test_what_was_not_reported_does_not_end() -> None:
     listener = Listener()
     assert listener.messages_of(note("overload_cleared", Level.INFO)) == []
     assert listener.messages_of(note("source_recovered", Level.INFO)) == []
@@ -196,7 +196,7 @@ def test_what_a_reboot_has_ended_does_not_stand() -> None:
     ],
     ids=["unknown", "asked to exit", "not asked", "asked to pause", "the host stops"],
 )
-def test_a_trainer_is_missed_unless_it_was_told_to_go(state: State, expected: int) -> None:
+def test_a_trainer_is_missed_unless_it_was_asked_to_go(state: State, expected: int) -> None:
     assert (
         len(Listener().messages_of(note("trainer_gone", because="no longer reachable", trainer="llm"), state=state))
         == expected

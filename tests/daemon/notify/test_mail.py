@@ -155,7 +155,7 @@ async def test_a_mail_that_was_taken_is_not_sent_again_for_a_lost_goodbye(
     assert len(box.mails) == 1
 
 
-async def test_refusals_are_told(server: Server, box: Mailbox, authority: Authority, tmp_path: Path) -> None:
+async def test_refusals_are_reported(server: Server, box: Mailbox, authority: Authority, tmp_path: Path) -> None:
     wrong = mail(server.port, tmp_path, authority)
     async with post(options(ops=wrong), tmp_path) as made:
         box.answer = "552 the mailbox is full"
@@ -280,7 +280,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("words", "expected"), COMMANDS, ids=[each for _, each in COMMANDS])
-async def test_a_program_that_fails_is_told(tmp_path: Path, words: tuple[str, ...], expected: str) -> None:
+async def test_a_program_that_fails_is_reported(tmp_path: Path, words: tuple[str, ...], expected: str) -> None:
     async with post(options(own=command(*words, limit_s=2 if "no answer" in expected else 30)), tmp_path) as made:
         began_s = time.monotonic()
         assert await made.messenger.test(["own"], 30.0) == {"own": (False, expected)}

@@ -128,7 +128,7 @@ async def test_a_template_makes_the_body(receiver: Receiver, tmp_path: Path) -> 
         assert receiver.headers[0]["Authorization"] == "Bearer abc"
 
 
-async def test_a_template_that_went_missing_is_told_and_retried(receiver: Receiver, tmp_path: Path) -> None:
+async def test_a_template_that_went_missing_is_reported_and_retried(receiver: Receiver, tmp_path: Path) -> None:
     template = tmp_path / "gone.json"
     async with post(options(hook=hook(receiver, tmp_path, template=str(template))), tmp_path) as made:
         made.hear(*began())

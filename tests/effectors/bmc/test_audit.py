@@ -100,7 +100,7 @@ async def test_an_open_bmc_is_found_out_without_a_login(tmp_path: Path) -> None:
 
 
 @pytest.mark.peer("ipmi_sim")
-async def test_an_account_that_may_too_much_is_told(tmp_path: Path) -> None:
+async def test_an_account_that_may_too_much_is_reported(tmp_path: Path) -> None:
     async with IpmiSim(plugin=True, level="admin") as bmc:
         found = await found_by(options(tmp_path, bmc.port, bmc.user, bmc.password), "WARN", "FAIL", "WARN", "WARN")
         assert "account powerguard has more privilege than Operator (level 4)" in found[-1].text

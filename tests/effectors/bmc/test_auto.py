@@ -126,7 +126,7 @@ async def test_a_bmc_that_is_dead_in_every_way_ends_in_time_and_the_loop_stays_a
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")
-async def test_bracket_sets_it_for_the_outage_and_tells_what_to_put_back(device: IpmiDevice) -> None:
+async def test_bracket_sets_it_for_the_outage_and_returns_what_to_put_back(device: IpmiDevice) -> None:
     """Before an outage nothing is written, only that it could be; in it the policy is set, and `restore` told.
 
     Also by a daemon that finds it set: it may have been killed after it set it, and never have heard of it.
@@ -205,7 +205,7 @@ async def test_what_an_outage_found_is_put_back_over_always_on_alone(
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")
-async def test_watts_are_told_where_the_bmc_measures_them_and_never_in_an_outage(device: IpmiDevice) -> None:
+async def test_watts_are_reported_where_the_bmc_measures_them_and_never_in_an_outage(device: IpmiDevice) -> None:
     """DCMI is optional: what refuses it, or measures nothing, is passed over in silence."""
     async with device.listening() as path:
         mine = BmcEffector(BmcOptions(kind="in-band", socket=str(path)), limit_s=30.0)
@@ -243,7 +243,7 @@ async def test_observe_takes_the_first_that_can_read(tmp_path: Path, certificate
             heard.extend(lan.heard)
 
 
-async def test_what_powered_the_host_on_is_asked_of_who_tells_it(tmp_path: Path, certificate: Certificate) -> None:
+async def test_what_powered_the_host_on_is_asked_of_who_reports_it(tmp_path: Path, certificate: Certificate) -> None:
     """Redfish does not; IPMI does, and only reads."""
     for heard in until_heard(["status", "cause"]):
         async with OwnRedfish(certificate) as bmc, SimBmc(USER, PASSWORD, state_file=tmp_path / "kept") as lan:

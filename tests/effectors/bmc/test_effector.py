@@ -144,7 +144,7 @@ async def test_only_its_own_action_is_carried_out() -> None:
         (Faults(dead=True), Failure.UNREACHABLE, "no answer"),
     ],
 )
-async def test_a_fault_is_told_with_where_and_what_would_be_right(
+async def test_a_fault_is_reported_with_where_and_what_would_be_right(
     tmp_path: Path, faults: Faults, failure: Failure, expected: str
 ) -> None:
     """Each failure names the BMC, what was seen and what to do; the BMC keeps what it had."""
@@ -240,7 +240,7 @@ async def test_with_an_accepted_password_no_question_waits_for_another(tmp_path:
     assert [status.power_on for status in await asyncio.gather(*both)] == [True, True]
 
 
-async def test_a_closed_port_is_told_at_once(tmp_path: Path) -> None:
+async def test_a_closed_port_is_reported_at_once(tmp_path: Path) -> None:
     """The host's refusal (ICMP) is believed; pyghmi alone takes 5 s to notice."""
     for _ in quickly(4.0):
         error = await failure_of(effector(tmp_path, free_udp_port()))
@@ -390,7 +390,7 @@ async def test_nothing_that_a_worker_says_is_taken_for_verified_unless_it_is(
     assert error.failure in (Failure.PROTOCOL, Failure.MISMATCH)
 
 
-async def test_whoever_answers_in_another_language_is_told(tmp_path: Path) -> None:
+async def test_a_server_of_another_protocol_is_reported(tmp_path: Path) -> None:
     """Something else listens on that port: it is told as no answer."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
@@ -410,7 +410,7 @@ async def test_whoever_answers_in_another_language_is_told(tmp_path: Path) -> No
     assert "no answer to the login" in str(error)
 
 
-async def test_a_worker_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     """No process, no memory: an error of one line, not a traceback."""
 
     async def spawn(
@@ -431,7 +431,7 @@ async def test_a_worker_that_cannot_be_started_is_told(tmp_path: Path) -> None:
         (None, "x", "No such file"),
     ],
 )
-async def test_an_unusable_password_is_told_before_anything_is_sent(
+async def test_an_unusable_password_is_reported_before_anything_is_sent(
     tmp_path: Path, mode: int | None, password: str, expected: str
 ) -> None:
     """Missing, empty, readable by others, longer than the protocol has room for."""

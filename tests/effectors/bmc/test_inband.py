@@ -88,7 +88,9 @@ def test_answers_to_others_are_passed_over(device: IpmiDevice) -> None:
         ({"number": 5}, "protocol-error", "Input/output error"),
     ],
 )
-def test_a_fault_is_told_and_in_time(device: IpmiDevice, faults: dict[str, int], failure: str, expected: str) -> None:
+def test_a_fault_is_reported_and_in_time(
+    device: IpmiDevice, faults: dict[str, int], failure: str, expected: str
+) -> None:
     device.misbehave(**faults)  # type: ignore[arg-type]  # each is what its name says
     for _ in quickly(3.0):
         status, answer = device.say("ensure", "--within-s", "1")

@@ -41,13 +41,13 @@ def test_commands_are_the_bytes_of_chapter_28() -> None:
 @pytest.mark.parametrize(
     ("first", "policy"), [(0x01, "always-off"), (0x21, "last-state"), (0x41, "always-on"), (0x61, "unknown")]
 )
-def test_status_tells_the_policy(first: int, policy: str) -> None:
+def test_status_shows_the_policy(first: int, policy: str) -> None:
     """Bits 6:5 of the first byte (section 28.2); these bytes were read from ipmi_sim by four clients."""
     status = ChassisStatus.decode(bytes([first, 0x00, 0x00]))
     assert (status.policy, status.power_on, status.ac_failed) == (policy, True, False)
 
 
-def test_status_tells_the_last_loss_of_ac() -> None:
+def test_status_shows_the_last_loss_of_ac() -> None:
     """From the second byte."""
     status = ChassisStatus.decode(b"\x5e\x01\x00\x00")
     assert not status.power_on

@@ -262,7 +262,7 @@ MAY_NOT = (
         ),
     ],
 )
-async def test_a_fault_is_told_with_where_and_what_would_be_right(
+async def test_a_fault_is_reported_with_where_and_what_would_be_right(
     tmp_path: Path, certificate: Certificate, faults: Faults, failure: Failure, expected: str, patches: int
 ) -> None:
     """Each failure names the BMC, what was seen and what to do, in time; nothing is tried more often than it may."""
@@ -426,7 +426,7 @@ async def test_a_renewed_authority_needs_no_restart(tmp_path: Path, certificate:
         assert dict(await mine.carry_out(ENSURE))["verified"] is True
 
 
-async def test_who_is_not_there_is_told_at_once(tmp_path: Path, certificate: Certificate) -> None:
+async def test_who_is_not_there_is_reported_at_once(tmp_path: Path, certificate: Certificate) -> None:
     """A closed port, and a listener without TLS."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

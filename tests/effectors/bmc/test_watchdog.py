@@ -270,7 +270,7 @@ async def test_the_kernels_own_timer_is_not_stopped(device: IpmiDevice) -> None:
 
 
 @needs_device
-async def test_doctor_tells_whether_it_would_be_armed(device: IpmiDevice) -> None:
+async def test_doctor_says_whether_it_would_be_armed(device: IpmiDevice) -> None:
     """Beforehand, and what the host draws where its BMC measures it; where nobody has asked for it, nothing."""
     device.set_board(watts=2860)
     (device.folder / "policy").write_text("2\n")
@@ -321,7 +321,7 @@ def test_a_damaged_file_is_a_board_that_was_never_drilled(tmp_path: Path, change
         assert type(caught.value).__name__ == "DrillFileError"
 
 
-def test_the_file_is_replaced_as_a_whole_and_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_the_file_is_replaced_as_a_whole_and_what_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """A half-written one lies beside it under another name; a folder that is gone is said."""
     drills = DrillFile(tmp_path)
     assert drills.load() is None

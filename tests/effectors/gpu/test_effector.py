@@ -57,7 +57,7 @@ async def test_what_the_gpus_draw_is_their_sum_or_not_known(gpus: Gpus) -> None:
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")
-async def test_single_gpus_that_fail_are_told(gpus: Gpus) -> None:
+async def test_single_gpus_that_fail_are_reported(gpus: Gpus) -> None:
     gpus.fail("DeviceSetPowerManagementLimit", 4, 1)
     with gpus.listening() as path:
         capped = dict(await effector(path).carry_out(CAP))

@@ -60,7 +60,7 @@ async def test_all_is_well(gpus: Gpus, golden: Golden) -> None:
 
 @pytest.mark.root
 @pytest.mark.peer("cc", "systemd-socket-activate")
-async def test_what_reduces_the_gain_is_told(gpus: Gpus, golden: Golden) -> None:
+async def test_what_reduces_the_gain_is_reported(gpus: Gpus, golden: Golden) -> None:
     """Persistence mode off, a least limit above the share, a GPU that fell off the bus, limits that are lowered now."""
     gpus.ask("cap", 0.9)
     gpus.put(0, "persistence", 0)
@@ -81,7 +81,7 @@ async def test_what_reduces_the_gain_is_told(gpus: Gpus, golden: Golden) -> None
 
 @pytest.mark.root
 @pytest.mark.peer("cc", "systemd-socket-activate")
-async def test_a_cap_that_would_change_nothing_is_told(gpus: Gpus) -> None:
+async def test_a_cap_that_would_change_nothing_is_reported(gpus: Gpus) -> None:
     for index in (0, 1):
         gpus.put(index, "limit_mw", 200_000)
     with gpus.listening() as path:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.peer("cc")
 # --- What it does ---------------------------------------------------------------------------------------------------
 
 
-def test_list_tells_everything_and_changes_nothing(gpus: Gpus) -> None:
+def test_list_shows_everything_and_changes_nothing(gpus: Gpus) -> None:
     answer = gpus.ask("list")
     assert (answer["schema_version"], answer["ok"], answer["capped"], len(answer["gpus"])) == (1, True, 0, 2)
     assert answer["gpus"][1] == {
@@ -53,7 +53,7 @@ def test_list_tells_everything_and_changes_nothing(gpus: Gpus) -> None:
     assert list(gpus.folder.iterdir()) == []
 
 
-def test_the_draw_of_this_moment_is_told_where_the_board_has_it(gpus: Gpus) -> None:
+def test_the_draw_of_this_moment_is_reported_where_the_board_has_it(gpus: Gpus) -> None:
     """The usual value of a Hopper is a mean of the last second, and still that of training after a pause."""
     gpus.put(0, "power_instant_mw", 146_000)
     assert [gpu["power_w"] for gpu in gpus.ask("list")["gpus"]] == [146.0, 650.123]
@@ -133,7 +133,7 @@ def test_a_gpu_that_appears_later_is_capped_by_the_second_cap(gpus: Gpus) -> Non
 
 
 @pytest.mark.parametrize("theirs_w", [300, 600])
-def test_what_an_operator_sets_meanwhile_is_left_alone_and_told(gpus: Gpus, theirs_w: int) -> None:
+def test_what_an_operator_sets_meanwhile_is_left_alone_and_reported(gpus: Gpus, theirs_w: int) -> None:
     gpus.ask("cap", 0.6)
     gpus.put(0, "limit_mw", theirs_w * 1000)
     assert did(gpus.ask("cap", 0.5)) == ["left_alone", "capped"]
@@ -174,7 +174,7 @@ def test_a_limit_that_does_not_read_back_is_a_failure(gpus: Gpus) -> None:
     assert gpus.ask("restore")["ok"]
 
 
-def test_where_no_gpu_can_be_capped_the_reasons_are_told(gpus: Gpus) -> None:
+def test_where_no_gpu_can_be_capped_the_reasons_are_reported(gpus: Gpus) -> None:
     gpus.fail(SET, NOT_SUPPORTED, 0)
     gpus.fail("DeviceGetPowerManagementLimit", LOST, 1)
     answer = gpus.ask("cap", 0.6)
@@ -232,7 +232,7 @@ def test_a_gpu_that_was_reset_meanwhile_is_capped_from_what_it_has_now(gpus: Gpu
     assert gpus.watts() == [700, 700]
 
 
-def test_a_gpu_whose_driver_hangs_is_told_in_time_and_the_others_are_capped(gpus: Gpus) -> None:
+def test_a_gpu_whose_driver_hangs_is_reported_in_time_and_the_others_are_capped(gpus: Gpus) -> None:
     """The hang ends neither the answer nor the turn of the next one; and once it is over, all come back."""
     with gpus.hanging(SET, 0):
         began_s = time.monotonic()
@@ -249,7 +249,7 @@ def test_a_gpu_whose_driver_hangs_is_told_in_time_and_the_others_are_capped(gpus
     assert gpus.watts() == [700, 700]
 
 
-def test_an_nvml_that_hangs_as_a_whole_is_told_in_time(gpus: Gpus) -> None:
+def test_an_nvml_that_hangs_as_a_whole_is_reported_in_time(gpus: Gpus) -> None:
     with gpus.hanging("InitWithFlags"):
         process = gpus.start("cap", "0.6", "--within-s", "1")
         out, _ = process.communicate(timeout=60)
@@ -297,7 +297,7 @@ def test_a_host_without_gpus_has_nothing_to_cap(tmp_path: Path) -> None:
     assert gpus.ask("restore")["ok"]
 
 
-def test_mig_and_what_a_gpu_does_not_tell(gpus: Gpus) -> None:
+def test_mig_and_what_a_gpu_does_not_report(gpus: Gpus) -> None:
     """A limit is one of the whole GPU, whoever's instances it is cut into; utilization is then not told."""
     gpus.put(0, "mig", 1)
     for name in ("utilization_pct", "power_mw", "persistence", "default_mw"):
@@ -313,7 +313,7 @@ def test_health_has_time_for_a_driver_that_must_wake_its_gpus() -> None:
     assert 16.0 <= checked({"word": "health"}).within_s < GPU_LIMIT_S < LOOK_LIMIT_S
 
 
-def test_health_tells_who_is_there_and_who_wants_a_reset(gpus: Gpus) -> None:
+def test_health_names_who_is_there_and_who_wants_a_reset(gpus: Gpus) -> None:
     """A GPU whose limit cannot be set is as well as any; one that fell off the bus is told beside the others."""
     gpus.fail("DeviceGetPowerManagementLimit", NOT_SUPPORTED, 0)
     first, second = gpus.ask("health")["gpus"]

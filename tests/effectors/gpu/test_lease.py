@@ -157,7 +157,7 @@ def test_a_watch_that_fails_is_in_no_hurry_and_never_gives_up() -> None:
     assert due_s(ordered_s=200.0, tries=99, tried_s=9000.0) == 9600.0
 
 
-def test_the_file_tells_what_it_was_told(tmp_path: Path) -> None:
+def test_the_file_has_what_was_reported(tmp_path: Path) -> None:
     folder = GpuFolder(tmp_path)
     kept = KeptLimit(uuid="GPU-1", index=3, name="H100", found_mw=700_000, set_mw=(420_000, 350_000), gone=True)
     limits = KeptLimits(capped_s=1.5, ordered_s=2.5, tries=3, tried_s=4.5, gpus=(kept,))

@@ -193,7 +193,7 @@ async def test_delay_locks_matter_where_we_wait_for_them(kind: str, delay: str |
     assert bool(answer.fix) == (verdict == "WARN")
 
 
-async def test_a_host_without_systemd_is_told_and_not_a_crash() -> None:
+async def test_a_host_without_systemd_is_reported_and_not_a_crash() -> None:
     answer = await found(HostOptions(), Programs(delay=None, units=None))
     assert answer["host.stop"].verdict == "WARN"
     assert answer["host.stop"].fix

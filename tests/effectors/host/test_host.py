@@ -155,7 +155,7 @@ async def test_not_armed_it_only_records(fifo: Fifo, kind: str, mode: Mode) -> N
     assert len(spawned.argvs) == (mode is Mode.REHEARSE)
 
 
-async def test_a_command_is_told_how_many_seconds_are_left() -> None:
+async def test_a_command_gets_the_seconds_that_are_left() -> None:
     """The placeholder becomes whole seconds, in any word, and no shell ever sees it."""
     spawned = Spawned()
     options = HostOptions(kind="command", command=["/opt/off", "--within={deadline_s}", "a b; $(c)"])

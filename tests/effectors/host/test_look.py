@@ -98,7 +98,7 @@ def checks(tmp_path: Path, *dirs: Path, **options: Any) -> Looker:  # noqa: ANN4
 # --- Real folders -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_whole_host_is_told_in_full(tmp_path: Path, golden: Golden) -> None:
+async def test_a_whole_host_is_reported_in_full(tmp_path: Path, golden: Golden) -> None:
     root = tmp_path / "ckpt" / "llm"
     save(root, 100)
     newest = save(root, 200)
@@ -112,7 +112,9 @@ async def test_a_whole_host_is_told_in_full(tmp_path: Path, golden: Golden) -> N
     assert newest.name not in str(found["notes"])
 
 
-async def test_a_torn_newest_one_is_passed_over_and_told_and_no_reason_to_wait(tmp_path: Path, golden: Golden) -> None:
+async def test_a_torn_newest_one_is_passed_over_and_reported_and_no_reason_to_wait(
+    tmp_path: Path, golden: Golden
+) -> None:
     """Training's own resume takes the older one: whoever waits here waits for nothing."""
     root = tmp_path / "llm"
     save(root, 100)
@@ -183,7 +185,9 @@ async def test_a_folder_that_only_another_may_enter_hides_no_checkpoint_beside_i
 
 
 @pytest.mark.parametrize(("closed", "note"), [("lost+found", ""), ("llm", "judged by its mount alone")])
-async def test_an_empty_disk_is_told_from_one_that_may_not_be_seen(tmp_path: Path, closed: str, note: str) -> None:
+async def test_an_empty_disk_is_distinguished_from_one_that_may_not_be_seen(
+    tmp_path: Path, closed: str, note: str
+) -> None:
     root = tmp_path / "disk"
     (root / closed).mkdir(mode=0, parents=True)
     found = await checks(tmp_path, root, spawn=without_gpus(without_privileges)).check()
@@ -288,7 +292,7 @@ def unmount(point: Path) -> None:
     subprocess.run(["umount", point], check=False, stderr=-3)
 
 
-async def test_the_empty_folder_below_a_storage_that_is_not_mounted_is_told_apart(
+async def test_the_empty_folder_below_a_storage_that_is_not_mounted_is_distinguished(
     tmp_path: Path, mount: Callable[[], Path]
 ) -> None:
     """It is there, empty and writable: whoever saves there, or begins anew there, loses everything."""
@@ -449,7 +453,7 @@ async def test_gpus_that_are_here_and_that_nobody_can_ask(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"schema": "other"}', b"\xff", b'{"schema": "powerguard.host/v2"}']
 )
-async def test_a_memory_that_does_not_hold_together_is_told_and_believed_in_nothing(
+async def test_a_memory_that_does_not_hold_together_is_reported_and_believed_in_nothing(
     tmp_path: Path, content: bytes, golden: Golden
 ) -> None:
     effector = checks(tmp_path)

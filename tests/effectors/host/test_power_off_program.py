@@ -309,7 +309,7 @@ def test_a_reboot_is_heard_after_the_deadline_until_the_power_is_cut(helper: Hel
     assert FORCED not in helper.calls
 
 
-def test_an_order_that_cannot_be_left_is_told_and_the_deadline_reboots_all_the_same(helper: Helper) -> None:
+def test_an_order_that_cannot_be_left_is_reported_and_the_deadline_reboots_all_the_same(helper: Helper) -> None:
     """Memory full, or something in its place: the late way is lost, the hard one is not."""
     helper.order.mkdir()
     helper.start()

@@ -143,7 +143,7 @@ def ours(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o700, 0o555, 0o750])
-def test_the_local_ups_is_told_at_the_end_of_our_power_off(folder: Path, mode: int) -> None:
+def test_the_local_ups_is_ordered_at_the_end_of_our_power_off(folder: Path, mode: int) -> None:
     """Once, without arguments, and then the host goes off as it was."""
     ours(folder)
     site_program(folder, mode=mode)
@@ -159,14 +159,14 @@ def test_a_reboot_leaves_the_local_ups_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("argv", [("reboot",), ("halt",), ("kexec",), ()])
-def test_the_local_ups_is_told_on_a_power_off_only(folder: Path, argv: tuple[str, ...]) -> None:
+def test_the_local_ups_is_ordered_on_a_power_off_only(folder: Path, argv: tuple[str, ...]) -> None:
     ours(folder)
     site_program(folder)
     assert run(folder, *argv) == []
 
 
 @pytest.mark.parametrize("text", [None, "", f"{boot_id()}", f"{OTHER}\n", "$(reboot)"])
-def test_the_local_ups_is_told_in_no_power_off_but_ours(folder: Path, text: str | None) -> None:
+def test_the_local_ups_is_ordered_in_no_power_off_but_ours(folder: Path, text: str | None) -> None:
     """A person's, another boot's flag, or a half-written one: the neighbours on that UPS keep their power."""
     if text is not None:
         order(folder, text, "off")

@@ -82,7 +82,7 @@ async def test_what_was_stopped_before_the_settings_changed_is_let_go_on(tmp_pat
 
 
 @pytest.mark.parametrize("socket", [None, "/tmp/llm.sock", "/run/powerguard-trainers/deep/llm.sock"])
-async def test_a_trainer_whose_process_nobody_can_tell_is_left_alone(tmp_path: Path, socket: str | None) -> None:
+async def test_a_trainer_whose_process_is_unknown_is_left_alone(tmp_path: Path, socket: str | None) -> None:
     """Reached over TCP, or by a socket elsewhere: the helper looks in one folder only."""
     with pytest.raises(EffectorError, match="its process"):
         await effector(tmp_path / "s.sock", llm=socket).carry_out(order(StopTrainer))
@@ -137,7 +137,7 @@ async def looked(path: Path, systemctl: Systemctl | None = None, pausing: Sequen
     return {f"{finding.name} {finding.verdict}": finding for finding in result}
 
 
-async def test_off_is_told_and_nothing_is_asked() -> None:
+async def test_off_is_reported_and_nothing_is_asked() -> None:
     (result,) = await findings(SignalsOptions(), spawn=Systemctl(None))
     assert (result.name, result.verdict, "signals.kind: helper" in result.text) == ("signals", "PASS", True)
 
@@ -148,7 +148,7 @@ async def test_doctor_names_the_cure_of_a_helper_that_is_not_there(tmp_path: Pat
 
 
 @pytest.mark.peer("systemd-socket-activate")
-async def test_doctor_tells_who_could_be_stopped_and_who_could_not(jobs: Jobs) -> None:
+async def test_doctor_names_who_could_be_stopped_and_who_could_not(jobs: Jobs) -> None:
     jobs.rank("llm.sock", "listens")
     (jobs.sockets / "dead.sock").write_text("", encoding="ascii")
     with jobs.listening() as path:

@@ -187,7 +187,7 @@ def test_a_helper_killed_before_its_first_signal_leaves_nobody_standing(jobs: Jo
     assert jobs.advances("llm.sock")
 
 
-def test_a_file_that_is_not_ours_is_told(jobs: Jobs) -> None:
+def test_a_file_that_is_not_ours_is_reported(jobs: Jobs) -> None:
     jobs.rank("llm.sock", "listens")
     jobs.stopped.write_text(
         json.dumps({"schema_version": 1, "boot_id": boot_id(), "stopped": [{"socket": "x.sock"}]}), encoding="utf-8"

@@ -161,7 +161,7 @@ def test_a_hard_link_to_somebodys_other_socket_leads_nowhere(jobs: Jobs) -> None
 
 
 @pytest.mark.root
-def test_where_proc_hides_processes_that_is_told(jobs: Jobs) -> None:
+def test_where_proc_hides_processes_that_is_reported(jobs: Jobs) -> None:
     """hidepid= hides other users' processes from root without CAP_SYS_PTRACE, unless the mount names a group of his."""
     process = jobs.rank("llm.sock", "listens")
     script = 'mount -t proc -o hidepid=2,gid=4242 proc /proc || exit 77; exec setpriv --bounding-set=-all,+kill "$@"'
@@ -209,7 +209,7 @@ def test_a_trainer_whose_queue_is_full_can_still_be_ended_once_it_was_stopped(jo
 # --- List, and a checkpoint by signal -------------------------------------------------------------------------------
 
 
-def test_list_tells_and_changes_nothing(jobs: Jobs) -> None:
+def test_list_shows_and_changes_nothing(jobs: Jobs) -> None:
     process = jobs.rank("llm.sock", "listens")
     (jobs.sockets / "dead.sock").write_text("", encoding="ascii")
     answer = jobs.ask("list")

@@ -320,7 +320,7 @@ async def test_one_that_runs_already_is_adopted(status: int) -> None:
     assert peer.count(TRIGGER) == 1
 
 
-async def test_one_that_ran_and_has_just_ended_is_asked_anew() -> None:
+async def test_one_that_ran_and_has_just_ended_is_asked_again() -> None:
     script = {TRIGGER: [{"status": 409}, accepted()], STATUS: [{"body": {"job": "llm"}}], FOLLOW: [DURABLE]}
     async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
         assert dict(await made.carry_out(order()))["verified"] is True
@@ -339,7 +339,7 @@ async def test_an_unknown_route_has_one_alias(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_refused_token_is_told_at_once(tmp_path: Path, status: int) -> None:
+async def test_a_refused_token_is_reported_at_once(tmp_path: Path, status: int) -> None:
     secret = tmp_path / "token"
     secret.write_text(TOKEN)
     secret.chmod(0o600)
@@ -360,7 +360,7 @@ async def test_a_refused_token_is_told_at_once(tmp_path: Path, status: int) -> N
 
 
 @pytest.mark.parametrize("token", [b"two\nlines\n", "caf\u00e9".encode()])
-async def test_a_token_that_no_header_can_carry_is_told_as_such(tmp_path: Path, token: bytes) -> None:
+async def test_a_token_that_no_header_can_carry_is_reported_as_such(tmp_path: Path, token: bytes) -> None:
     """It is no fault of the trainer, which is not asked."""
     secret = tmp_path / "token"
     secret.write_bytes(token)

@@ -107,7 +107,7 @@ async def test_nobody_listens_and_the_process_lives(tmp_path: Path) -> None:
     assert detail["fallback"] == "train.service"
 
 
-async def test_both_ways_that_failed_are_told(tmp_path: Path) -> None:
+async def test_both_ways_that_failed_are_reported(tmp_path: Path) -> None:
     with pytest.raises(EffectorError, match=r"no trainer listens there .*; instead: train.service: has no process"):
         await asked(llm("http://127.0.0.1:9", tmp_path), Helper(None))
 

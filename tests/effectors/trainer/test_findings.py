@@ -227,7 +227,7 @@ def trainers(*options: dict[str, object]) -> list[AnyTrainerOptions]:
         ({"kind": "command", "command": ["/no/such"]}, LISTED, "FAIL", "/no/such: no such program"),
     ],
 )
-async def test_a_way_that_would_fail_is_told_beforehand(
+async def test_a_way_that_would_fail_is_reported_beforehand(
     trainer: dict[str, object], answer: dict[str, object] | EffectorError, verdict: str, text: str
 ) -> None:
     async def ask(_: dict[str, object]) -> dict[str, object]:
@@ -241,7 +241,7 @@ async def test_a_way_that_would_fail_is_told_beforehand(
 
 
 @pytest.mark.root
-async def test_a_folder_that_is_closed_to_the_daemon_is_told(tmp_path: Path) -> None:
+async def test_a_folder_that_is_closed_to_the_daemon_is_reported(tmp_path: Path) -> None:
     """Root, who mostly runs doctor, can read it. One that is not there is another finding's."""
 
     async def ask(_: dict[str, object]) -> dict[str, object]:

@@ -158,7 +158,7 @@ async def test_what_a_signal_brings_about_is_found_when_it_is_left_alone(tmp_pat
     assert stages == ["signalling", "waiting_folder", "flushing"]
 
 
-async def test_a_refused_signal_is_told_in_the_helpers_words(tmp_path: Path) -> None:
+async def test_a_refused_signal_is_reported_in_the_helpers_words(tmp_path: Path) -> None:
     with pytest.raises(EffectorError, match="is not in /etc/powerguard/signals"):
         await asked(by_signal(tmp_path), Helper(refusal="unmodified.service USR1: is not in /etc/powerguard/signals"))
     with pytest.raises(EffectorError, match="no signal helper here"):
@@ -242,7 +242,7 @@ async def test_nobody_there_is_not_waited_for(tmp_path: Path) -> None:
     assert helper.asked == []
 
 
-async def test_out_of_time_is_told_before_the_bulkhead_does(tmp_path: Path) -> None:
+async def test_out_of_time_is_reported_before_the_bulkhead_does(tmp_path: Path) -> None:
     for limit_s in (2.0, 20.0):  # the second, where the first look took most of the first to start
         with pytest.raises(EffectorError) as error:
             async with asyncio.timeout(60):
@@ -712,7 +712,7 @@ def test_what_changes_while_it_is_watched_is_new_whatever_its_stamp(
 
 
 @pytest.mark.root
-def test_a_folder_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_looked_at_is_reported(tmp_path: Path) -> None:
     """The daemon's user may have no right to it: that is for a person to mend."""
     (tmp_path / "folder").mkdir(mode=0o700)
     child = os.fork()

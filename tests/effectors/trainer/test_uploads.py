@@ -102,7 +102,7 @@ async def test_one_that_does_not_answer_is_asked_again_at_the_next_turn() -> Non
         assert peer.count(HOLD) == 2
 
 
-async def test_one_that_hangs_holds_up_nobody_and_is_told_later() -> None:
+async def test_one_that_hangs_holds_up_nobody_and_is_reported_later() -> None:
     async with (
         serve({STATUS: [NATIVE], HOLD: [NATIVE, hang, NATIVE]}) as slow,
         serve({STATUS: [NATIVE], HOLD: [NATIVE]}) as quick,
@@ -116,7 +116,7 @@ async def test_one_that_hangs_holds_up_nobody_and_is_told_later() -> None:
         assert [quick.count(HOLD), slow.count(HOLD)] == [2, 3]
 
 
-async def test_a_busy_one_is_told_at_the_next_look() -> None:
+async def test_a_busy_one_is_reported_at_the_next_look() -> None:
     busy = {"status": 503, "headers": {"Retry-After": "1"}}
     async with serve({STATUS: [NATIVE], HOLD: [busy, NATIVE, busy, NATIVE]}) as peer:
         async with effector(llm(peer.url)) as (made, _):
@@ -177,7 +177,7 @@ def test_from_the_end_of_the_dwell_to_the_end_of_the_outage() -> None:
         (None, ()),
     ],
 )
-async def test_a_trainer_tells_where_it_saves(folder: Path, last: object, folders: tuple[str, ...]) -> None:
+async def test_a_trainer_reports_where_it_saves(folder: Path, last: object, folders: tuple[str, ...]) -> None:
     body = {"job": "llm", "last_committed": last}
     async with (
         serve({STATUS: [{"body": body}]}, path=folder / "llm.sock") as peer,
@@ -187,7 +187,7 @@ async def test_a_trainer_tells_where_it_saves(folder: Path, last: object, folder
         assert made.folders() == folders
 
 
-async def test_what_trainers_told_is_flushed_too(tmp_path: Path) -> None:
+async def test_what_trainers_reported_is_flushed_too(tmp_path: Path) -> None:
     """Before the power goes: the settings need not know where every job saves."""
     found: list[str] = []
     sync = SyncEffector([], reported_paths=lambda: found, clock=now_s)

@@ -100,7 +100,7 @@ async def test_a_dumb_one_is_alive_and_continues() -> None:
     )
 
 
-async def test_one_that_goes_and_comes_back_is_told_each_time(log: io.StringIO, folder: Path) -> None:
+async def test_one_that_goes_and_comes_back_is_reported_each_time(log: io.StringIO, folder: Path) -> None:
     path = folder / "llm.sock"
     async with effector(llm(f"unix:{path}")) as (made, published):
         await made.look()
@@ -113,7 +113,7 @@ async def test_one_that_goes_and_comes_back_is_told_each_time(log: io.StringIO, 
     assert events == ["'trainer_unreachable'", "'trainer_reachable'", "'trainer_unreachable'"], "told on change only"
 
 
-async def test_trouble_behind_one_that_answers_is_told_on_change_only(log: io.StringIO) -> None:
+async def test_trouble_behind_one_that_answers_is_reported_on_change_only(log: io.StringIO) -> None:
     """Uploads that fail, and ranks that have lost each other, are somebody's to mend before the outage."""
     said: dict[str, object] = dict(SAID["body"])
     fails = {**said, "uploads_error": "access is denied", "uploads_failing_s": 340.0}
@@ -213,7 +213,7 @@ async def test_sockets_that_go_together_are_lost_once_although_orders_look_as_we
     assert sorted(seen.trainer for seen in published.seen if not seen.alive) == [path.stem for path in paths]
 
 
-async def test_one_of_an_earlier_daemon_that_nobody_has_any_more_is_told_as_gone(folder: Path) -> None:
+async def test_one_of_an_earlier_daemon_that_nobody_has_any_more_is_reported_as_gone(folder: Path) -> None:
     """Taken out of the settings before a restart, or ended since: else it counts in every sum for ever.
 
     One that was killed leaves its socket. One whose socket is there and that does not answer (stopped by a signal, say)
@@ -460,7 +460,7 @@ async def test_an_outage_with_a_real_trainer(folder: Path) -> None:
         toy.until_step(saved.step + 3)
 
 
-async def test_a_trainer_killed_in_mid_write_is_told_at_once(folder: Path) -> None:
+async def test_a_trainer_killed_in_mid_write_is_reported_at_once(folder: Path) -> None:
     """The battery is not burnt for it, and the torn checkpoint counts for nothing."""
     with Toy(folder, "--step-ms", "5", "--mb", "60", "--mb-per-s", "10") as toy:
         async with effector(llm(f"unix:{toy.socket}")) as (made, published), asyncio.TaskGroup() as group:

@@ -128,7 +128,7 @@ def test_fault_can_be_planted(plant: Plant) -> None:
     assert looked.returncode == 0, looked.stdout + looked.stderr
 
 
-def test_fault_that_cannot_be_planted_is_told() -> None:
+def test_fault_that_cannot_be_planted_is_reported() -> None:
     """The text that a fault replaces has changed: that must not pass for a fault that was not found."""
     what = {
         "module": "powerguard.core.energy.budget",

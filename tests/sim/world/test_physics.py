@@ -126,7 +126,7 @@ def test_glitches_lie_in_time_whoever_asks() -> None:
     assert {at for at in often if at.is_integer()} == set(seldom)
 
 
-def test_silent_fields_are_not_told() -> None:
+def test_silent_fields_are_not_reported() -> None:
     gauge = Gauge(GaugeFacts(silent=frozenset(("runtime", "charge", "load"))), Random(2))
     said = gauge.read(0.0, pack(), 0.75, on_battery=True)
     assert (said.runtime_s, said.charge_pct, said.load_pct) == (None, None, None)
@@ -327,7 +327,7 @@ def test_a_cycled_output_brings_it_back() -> None:
     assert world.host.power is Power.UP
 
 
-def test_the_ups_tells_what_happens() -> None:
+def test_the_ups_reports_what_happens() -> None:
     world = one_hour()
     world.advance(-1.0)
     before = world.reading()

@@ -234,7 +234,7 @@ class Deaf(Guarded):
         return super()._ordered(action)
 
 
-def test_a_violation_is_told_with_its_moment() -> None:
+def test_a_violation_is_reported_with_its_moment() -> None:
     """Planted where the host is ordered off: the play ends there, and says when."""
     where = site(done=True)
     result = play(scene(where, 3600.0), where, Deaf)

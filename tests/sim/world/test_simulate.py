@@ -137,7 +137,7 @@ def test_people_get_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "back by" not in out, "there is nothing but the BMC's policy"
 
 
-def test_stranded_is_told_for_each_set_of_methods(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_stranded_is_reported_for_each_set_of_methods(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One run of a mixed site: every outage is in the set that it had, with who brought it back, or did not."""
     file = tmp_path / "site.yaml"
     short = "outage: {bins: [{from_s: 150, to_s: 420, share: 1}], restrike_share: 0}\n"
@@ -207,7 +207,7 @@ def test_many_processes_change_nothing() -> None:
         (["--level", "loop", "--policy", "nut"], "plays powerguard itself only"),
     ],
 )
-def test_wrong_options_are_told(capsys: pytest.CaptureFixture[str], words: Sequence[str], wanted: str) -> None:
+def test_wrong_options_are_reported(capsys: pytest.CaptureFixture[str], words: Sequence[str], wanted: str) -> None:
     status, out, err = simulate(capsys, *words)
     assert (status, out) == (64, "")
     assert wanted in err
@@ -297,7 +297,7 @@ def test_an_empty_site_is_the_default(tmp_path: Path) -> None:
         ("ups: {health: [1, 1]\n", "site.yaml:"),
     ],
 )
-def test_mistakes_in_a_site_are_told_with_their_line(
+def test_mistakes_in_a_site_are_reported_with_their_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, wanted: str
 ) -> None:
     file = tmp_path / "site.yaml"
@@ -321,7 +321,7 @@ def test_one_mistake_in_a_list_is_one_mistake(capsys: pytest.CaptureFixture[str]
     assert "must be a list of 1 to 100 items, got" in simulate(capsys, "--site", str(file))[2]
 
 
-def test_a_site_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_is_not_there_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = simulate(capsys, "--site", "/nowhere/site.yaml")
     assert status == 78
     assert "/nowhere/site.yaml" in err
@@ -334,7 +334,7 @@ def test_a_site_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) ->
         (["--level", "loop", "--policy", "nut"], 64, "--level loop plays powerguard itself only, not --policy nut"),
     ],
 )
-def test_a_program_is_told_as_an_object(
+def test_a_program_is_reported_as_an_object(
     capsys: pytest.CaptureFixture[str], words: Sequence[str], status: int, said: str
 ) -> None:
     ended, out, err = simulate(capsys, *words, "--json")

@@ -19,7 +19,7 @@ def events_of(facts: SurroundingFacts, *, began_s: float = 0.0, until_s: int = 4
     return [event for at_s in range(int(began_s), until_s) for event in others.report(says(float(at_s)), float(at_s))]
 
 
-def test_a_network_that_goes_is_told_once_each_way() -> None:
+def test_a_network_that_goes_is_reported_once_each_way() -> None:
     assert events_of(SurroundingFacts(network=(10.0, 20.0))) == [
         NetworkSeen(at_s=10.0, part=LINK, up=False),
         NetworkSeen(at_s=20.0, part=LINK, up=True),
@@ -46,7 +46,7 @@ def test_the_other_ups_goes_with_the_network() -> None:
     assert {event.at_s for event in events if isinstance(event, SourceFailed)} == set(map(float, range(10, 20)))
 
 
-def test_a_source_out_of_order_tells_the_newer_one_first() -> None:
+def test_a_source_out_of_order_reports_the_newer_one_first() -> None:
     second = SecondSource(SecondSourceFacts(lag_s=0.0, reordered=True))
     answers = [second.report(says(float(at_s)), float(at_s)) for at_s in range(6)]
     assert [None if answer is None else answer.at_s for answer in answers] == [None, 1.0, 0.0, None, 4.0, 3.0]

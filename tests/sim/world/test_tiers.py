@@ -63,7 +63,7 @@ def test_what_was_ordered_is_the_newest_until_it_is_torn() -> None:
         assert tiers.resume(1000.0) == from_s
 
 
-def test_after_a_resume_all_begins_anew() -> None:
+def test_after_a_resume_all_starts_over() -> None:
     """What was passed over is not found again, and the second tier does not know the future."""
     tiers = Tiers(replace(FACTS, torn=1), CALM.trainer)
     assert tiers.resume(2200.0) == 1800.0

@@ -55,7 +55,7 @@ def test_listed_and_verified(place: list[str], capsys: pytest.CaptureFixture[str
     assert SECRET not in out
 
 
-def test_damage_is_told(place: list[str], s3: S3Server, proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported(place: list[str], s3: S3Server, proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
     """An object that somebody has written over, of the same length; what cannot be read just now is no damage."""
     hiccups = [Fault(503, "SlowDown"), Fault(cut=0)]
     proxy.rule = lambda method, path: hiccups.pop() if hiccups and method == "GET" and "/shard-00000/" in path else None

@@ -146,7 +146,7 @@ def test_credentials_that_others_can_read_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe", b"[default]\n", b"nonsense", b"[default]\n" * 2, b"x" * 2_000_000]
 )
-def test_a_broken_file_of_credentials_is_told_and_never_quoted(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file_of_credentials_is_reported_and_never_quoted(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "credentials"
     path.write_bytes(content + SECRET.encode())
     path.chmod(0o600)

@@ -19,7 +19,7 @@ def dated(saved: SavedCheckpoint, created: str) -> SavedCheckpoint:
     return replace(saved, manifest_digest=manifest.digest)
 
 
-def test_a_period_is_told_by_the_manifest(tmp_path: Path) -> None:
+def test_a_period_is_reported_by_the_manifest(tmp_path: Path) -> None:
     saved = save(tmp_path, 7, mib=1)
     found = [
         period_of(dated(saved, created), 1800.0)

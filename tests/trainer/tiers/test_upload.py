@@ -388,7 +388,7 @@ def test_a_store_that_is_down_is_asked_less_and_less_and_then_served(
         (Fault(400, "QuotaExceeded"), "full", "quota"),
     ],
 )
-def test_what_patience_does_not_help_against_is_told_at_once(
+def test_what_patience_does_not_help_against_is_reported_at_once(
     uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str, fault: Fault, kind: str, words: str
 ) -> None:
     """One request, one clear sentence, and a rest; not a thousand refused requests, which some stores punish."""
@@ -455,7 +455,7 @@ def test_what_a_library_prints_is_no_answer(uploads: Uploads, tmp_path: Path) ->
         assert committed(uploader).failures == {}
 
 
-def test_a_child_that_cannot_even_begin_tells_its_last_words(uploads: Uploads, tmp_path: Path) -> None:
+def test_a_child_that_cannot_even_begin_reports_its_last_words(uploads: Uploads, tmp_path: Path) -> None:
     (tmp_path / "shadow").mkdir()
     (tmp_path / "shadow" / "xxhash.py").write_text("raise ImportError('broken here')")
     (tmp_path / "nas").mkdir()
@@ -514,7 +514,7 @@ def test_a_mount_that_hangs_does_not_hang_a_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_tier_that_is_slow_at_a_start_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tier_that_is_slow_at_a_start_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Ten seconds of silence are enough: the operator must know what the start waits for, and how long."""
     nas = tmp_path / "nas"
     nas.mkdir()
@@ -549,7 +549,7 @@ def test_what_is_on_its_way_is_not_pruned(uploads: Uploads, tmp_path: Path, prox
         assert Path(saved.path).name in store.prune()
 
 
-def test_one_that_is_gone_is_told_and_the_next_is_taken(uploads: Uploads, tmp_path: Path) -> None:
+def test_one_that_is_gone_is_reported_and_the_next_is_taken(uploads: Uploads, tmp_path: Path) -> None:
     (tmp_path / "nas").mkdir()
     uploader = uploads(str(tmp_path / "nas"), retry_s=0.05)
     gone = save(tmp_path / "root", 6, mib=1)
@@ -574,7 +574,7 @@ def test_a_rotten_one_is_never_sent_as_a_good_one(uploads: Uploads, tmp_path: Pa
     assert PathTier(Remote(url=str(tmp_path / "nas")), "llm").found() == []
 
 
-def test_a_child_that_was_killed_by_somebody_else_is_told(uploads: Uploads, tmp_path: Path, proxy: Proxy) -> None:
+def test_a_child_that_was_killed_by_somebody_else_is_reported(uploads: Uploads, tmp_path: Path, proxy: Proxy) -> None:
     """The kernel, short of memory: it is no secret that this is why."""
     proxy.bytes_per_s = 1.0
     uploader = uploads(remote_of("s3://bucket", proxy.url, tmp_path), retry_s=60.0)
@@ -603,7 +603,9 @@ def test_a_hold_that_is_taken_back_before_the_child_has_ended_is_no_failure(
     assert (uploader.status().error, dict(uploader.status().failures)) == ("", {})
 
 
-def test_a_child_that_ends_by_itself_is_told_with_its_status(uploads: Uploads, tmp_path: Path, proxy: Proxy) -> None:
+def test_a_child_that_ends_by_itself_is_reported_with_its_status(
+    uploads: Uploads, tmp_path: Path, proxy: Proxy
+) -> None:
     proxy.bytes_per_s = 1.0
     uploader = uploads(remote_of("s3://bucket", proxy.url, tmp_path), retry_s=60.0)
     uploader.offer(save(tmp_path / "root", 7, mib=1))

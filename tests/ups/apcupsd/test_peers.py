@@ -86,7 +86,7 @@ async def test_apcaccess_and_we_read_the_same() -> None:
     assert int(printed["STATFLAG"], 16) == status.flags
 
 
-async def test_it_is_stopped_hung_and_started_anew() -> None:
+async def test_it_is_stopped_hung_and_started_again() -> None:
     """SIGSTOP: the kernel accepts, nobody answers. SIGCONT: the same connection or a new one, and readings again."""
     ups = sim_ups()
     async with SnmpAgent(ups.apc_table) as agent:
@@ -102,7 +102,7 @@ async def test_it_is_stopped_hung_and_started_anew() -> None:
                     await until(heard, Reading)
 
 
-async def test_a_net_slave_tells_its_masters_battery_and_is_told_to_be_one() -> None:
+async def test_a_net_slave_reports_its_masters_battery_and_is_named_as_one() -> None:
     async with fake() as master:
         with scripts() as folder:
             async with apcupsd("net", f"127.0.0.1:{master.port}", scripts_=folder) as peer:

@@ -61,7 +61,7 @@ async def test_a_reading_is_whole_and_as_old_as_it_is() -> None:
     assert source.name == reading.source
 
 
-async def test_news_is_told_once_over_one_connection() -> None:
+async def test_news_is_reported_once_over_one_connection() -> None:
     """However often it is asked meanwhile; and none is older than the last question without it."""
     async with apcupsd() as peer, listening(peer.port) as (_, heard):
         peer.every_s = None
@@ -132,7 +132,7 @@ async def test_a_ups_that_answers_slowly_on_battery_is_not_lost_between_two_look
         assert 7.0 < (await lost(heard)).at_s - reading.at_s < 11.0
 
 
-async def test_an_apcupsd_that_is_started_anew_is_no_loss() -> None:
+async def test_an_apcupsd_that_is_restarted_is_no_loss() -> None:
     async with apcupsd() as peer, listening(peer.port) as (_, heard):
         await until(heard, Reading)
         await peer.stop()
@@ -205,7 +205,7 @@ async def test_story_9_an_apcupsd_that_no_longer_looks_at_its_ups() -> None:
         assert 2.9 < failed.at_s - reading.at_s < 4.4 + machine.late_s
 
 
-async def test_story_10_a_polltime_of_60_is_told() -> None:
+async def test_story_10_a_polltime_of_60_is_reported() -> None:
     """Nobody looks for the minute that he loses in somebody else's settings."""
     late_s = 0.0
 
@@ -269,7 +269,7 @@ async def test_story_14_another_ups_is_not_taken_for_ours() -> None:
         await until(heard, Reading)
 
 
-async def test_a_net_slave_is_told_to_be_one() -> None:
+async def test_a_net_slave_is_reported_as_one() -> None:
     with capture_logs() as logs:
         async with apcupsd(MASTER="10.0.0.9:3551") as peer, listening(peer.port) as (_, heard):
             peer.set(ONLINE | 0x400)
@@ -401,7 +401,7 @@ async def test_no_socket_is_left_behind() -> None:
         assert len(asyncio.all_tasks()) == before
 
 
-async def test_a_probe_tells_what_doctor_wants_to_know() -> None:
+async def test_a_probe_has_what_doctor_asks_for() -> None:
     async with apcupsd(MODEL="Smart-UPS 3000") as peer:
         peer.every_s, peer.looked_s = None, now_s() - 42
         report = await probe(options(peer.port), ups="rack-a")

@@ -42,7 +42,7 @@ def test_output_source(flags: int, source: OutputSource) -> None:
     assert reading(flags).output_source is source
 
 
-def test_everything_that_is_told() -> None:
+def test_everything_that_is_reported() -> None:
     made = reading(BATTERY | 0xE0, **{**WHOLE, "LINEV": "000.0 Volts"}, ITEMP="26.0 C", TONBATT="12 Seconds")
     assert (made.charge_pct, made.runtime_s, made.load_pct) == (100.0, 1800.0, 40.0)
     assert (made.input_v, made.input_present, made.battery_temp_c) == (0.0, False, 26.0)
@@ -52,7 +52,7 @@ def test_everything_that_is_told() -> None:
     assert not made.authenticated
 
 
-def test_what_a_ups_does_not_tell_is_none() -> None:
+def test_what_a_ups_does_not_report_is_none() -> None:
     """apcupsd leaves such records out; 0 would be a lie."""
     made = reading(UTILITY)
     assert (made.charge_pct, made.runtime_s, made.load_pct, made.input_v, made.input_present) == (None,) * 5
@@ -129,7 +129,7 @@ def test_story_6_bypass_and_off_are_not_mains() -> None:
     assert fused(calm(), reading(0x05000000, 1.0, **WHOLE)).supply is Supply.UNKNOWN
 
 
-def test_story_7_low_battery_beside_a_full_charge_is_told_as_it_is() -> None:
+def test_story_7_low_battery_beside_a_full_charge_is_reported_as_it_is() -> None:
     made = reading(BATTERY | 0x40, **{**WHOLE, "BCHARGE": "090.0 Percent"})
     assert made.low_battery
     assert (made.charge_pct, made.runtime_s) == (90.0, 1800.0)
@@ -152,7 +152,7 @@ def test_story_12_an_order_that_stood_before_us_shuts_nothing_down_on_utility() 
     assert feed.fsd_at_s is None
 
 
-def test_story_13_a_clock_that_apcupsd_started_anew_counts_for_nothing() -> None:
+def test_story_13_a_clock_that_apcupsd_started_again_counts_for_nothing() -> None:
     """TONBATT starts at 0 with apcupsd, and is its own clock beside the same bit: no witness and no beginning."""
     made = reading(BATTERY, TONBATT="86400 Seconds", **WHOLE)
     assert made.on_battery_s is None
@@ -214,7 +214,7 @@ def test_a_date_of_the_future_at_first_contact_is_not_believed() -> None:
     assert noted(news, at(601, 1), 1001.0) == pytest.approx(1001.01, abs=1.1)
 
 
-def test_dates_that_cannot_be_read_still_tell_news() -> None:
+def test_dates_that_cannot_be_read_still_show_news() -> None:
     news = News()
     assert noted(news, status(UTILITY, "soon", "now"), 1000.0) is None
     made = noted(news, status(UTILITY, "later", "now"), 1001.0)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.hurried
 BATTERY = {"ups.status": "OB DISCHRG", "input.voltage": "0"}
 
 
-async def test_it_polls_four_times_a_second_and_tells_once() -> None:
+async def test_it_polls_four_times_a_second_and_reports_once() -> None:
     """Quick to see, quiet to hear: an unchanged status is asked for at 4 Hz, the rest and a reading once a second."""
     async with FakeUpsd().serving() as upsd, listening(options(upsd.port)) as (_, heard):
         await until(heard, Reading)
@@ -43,7 +43,7 @@ async def test_it_polls_four_times_a_second_and_tells_once() -> None:
         assert upsd.connections == 1
 
 
-async def test_a_change_is_told_twice_at_once() -> None:
+async def test_a_change_is_reported_twice_at_once() -> None:
     """Battery needs two readings 0.2 s apart: the second does not wait for its turn."""
     async with FakeUpsd().serving() as upsd, listening(options(upsd.port)) as (_, heard):
         await until(heard, Reading)
@@ -427,7 +427,7 @@ async def test_a_upsd_that_accepts_and_breaks_off_is_not_hammered() -> None:
         assert now_s() - began_s >= 1.8, "one at once, and two with their pauses"
 
 
-async def test_what_the_ups_says_in_words_is_told_once() -> None:
+async def test_what_the_ups_says_in_words_is_reported_once() -> None:
     values = {"driver.name": "usbhid-ups", "ups.status": "ALARM OL RB", "ups.alarm": "Replace  battery!"}
     with capture_logs() as logs:
         async with FakeUpsd(values).serving() as upsd, listening(options(upsd.port)) as (_, heard):

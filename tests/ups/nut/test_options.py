@@ -66,7 +66,7 @@ def cautions(**more: Any) -> list[str]:  # noqa: ANN401
     return [str(one) for one in warnings(settings, today=date(2026, 11, 21)) if "sources" in str(one)]
 
 
-def test_what_could_be_forged_or_overheard_is_told() -> None:
+def test_what_could_be_forged_or_overheard_is_reported() -> None:
     (result,) = cautions()
     assert "ups.a.sources[0].tls: if-offered: upsd's answers can be forged, and its password read" in result
     assert cautions(tls="required") == []

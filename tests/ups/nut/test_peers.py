@@ -39,7 +39,7 @@ def password(folder: Path, user: str) -> Secret:
     return Secret(file=str(path)) if path.exists() else secret(folder, user, USERS[user])
 
 
-async def test_an_outage_as_upsd_tells_it() -> None:
+async def test_an_outage_as_upsd_reports_it() -> None:
     async with upsd() as peer, listening(options(peer.port)) as (source, heard):
         first = await until(heard, Reading)
         assert (first.ups, first.source) == ("rack-a", f"nut:dsim@127.0.0.1:{peer.port}")
@@ -171,7 +171,7 @@ async def test_story_9_a_driver_that_dies_or_hangs_is_never_an_old_value() -> No
         await until(heard, Reading, on_battery)
 
 
-async def test_a_ups_that_upsd_does_not_have_is_told_with_those_that_it_has() -> None:
+async def test_a_ups_that_upsd_does_not_have_is_reported_with_those_that_it_has() -> None:
     async with upsd("one", "two") as peer:
         with pytest.raises(LinkError) as caught:
             await NutSource(options(peer.port, name="three"), ups="a", clock=boottime_s).look()
@@ -251,7 +251,7 @@ async def test_a_certificate_that_is_not_believed(tmp_path: Path, names: list[st
 
 @pytest.mark.peer("certutil", "pk12util")
 @pytest.mark.slow
-async def test_a_upsd_that_comes_back_with_other_tls_is_told_and_a_right_one_used_at_once(tmp_path: Path) -> None:
+async def test_a_upsd_that_comes_back_with_other_tls_is_reported_and_a_right_one_used_at_once(tmp_path: Path) -> None:
     """Clear text after TLS was verified is told. A certificate that was put right serves from the restart on."""
     ours = Authority(tmp_path)
     good, wrong = ours.nss("127.0.0.1"), ours.nss("ups.example.org")

@@ -89,7 +89,7 @@ def test_story_6_bogus_off_and_bypass_flags() -> None:
     assert any("OFF" in oddity for oddity in decode_status("OL OFF", ups__load="40").oddities)
 
 
-def test_story_5_a_self_test_is_told_as_one() -> None:
+def test_story_5_a_self_test_is_reported_as_one() -> None:
     """No token tells it with most drivers; ups.test.result does, in the words of each driver."""
     for result in ("In progress", "TestInProgress", "test in progress"):
         assert read("OB DISCHRG", ups__test__result=result).testing

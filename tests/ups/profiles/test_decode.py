@@ -225,7 +225,7 @@ def test_a_shutdown_countdown_reads_back() -> None:
     assert decode_case("rfc1628").output_off_in_s is None
 
 
-def test_a_calibration_is_told_from_a_self_test() -> None:
+def test_a_calibration_is_distinguished_from_a_self_test() -> None:
     running = {f"{U}.7.3.0": 5}
     assert decode_case("rfc1628", running).testing
     assert not decode_case("rfc1628", running).calibrating

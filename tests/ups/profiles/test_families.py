@@ -73,7 +73,7 @@ ALL = [case for name in NAMES for case in cases(name)]
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: f"{case.family}: {case.name}")
-def test_a_family_tells_what_its_mib_means(case: Case) -> None:
+def test_a_family_reports_what_its_mib_means(case: Case) -> None:
     chosen, decoded = look(device(case))
     assert chosen[0].name == case.family
     decoded_values = {name: getattr(decoded, name) for name in case.expected}

@@ -41,7 +41,7 @@ def why(decoded: Decoded, field: str) -> str:
     return "; ".join(rejected.why for rejected in decoded.rejected if rejected.field == field)
 
 
-def test_all_lines_are_told() -> None:
+def test_all_lines_are_reported() -> None:
     decoded = decode_lines()
     assert (decoded.load_pct, decoded.watts) == (30, 6000)
 
@@ -114,7 +114,7 @@ def test_objects_named_one_by_one_are_lines_too() -> None:
 
 
 @pytest.mark.parametrize("line", [2, 3])
-def test_another_column_that_tells_of_a_line_is_enough(line: int) -> None:
+def test_another_column_about_a_line_is_enough(line: int) -> None:
     """Where the card does not say how many lines it has."""
     decoded = decode_lines(_4_3_0=None, **{f"_4_4_1_4_{line}": None})
     assert (decoded.load_pct, decoded.watts) == (30, None)

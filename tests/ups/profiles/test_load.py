@@ -58,7 +58,7 @@ def test_a_site_file_of_the_same_name_replaces_the_packaged_one(tmp_path: Path) 
     assert load_profiles(tmp_path).by_name["rfc1628"].title == "A made family"
 
 
-def test_a_broken_site_file_is_left_out_and_told(tmp_path: Path) -> None:
+def test_a_broken_site_file_is_left_out_and_reported(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(GOOD.replace("unit: min/10", "unit: fortnights"))
     (tmp_path / "torn.yaml").write_bytes(b"name: \xff\n")
     (tmp_path / "good.yaml").write_text(GOOD)
@@ -93,14 +93,14 @@ def test_a_broken_site_file_is_left_out_and_told(tmp_path: Path) -> None:
         ("name: mini", "name: mini\nname: maxi", 2, "occurs twice"),
     ],
 )
-def test_mistakes_are_told_at_their_line(old: str, new: str, line: int, what: str) -> None:
+def test_mistakes_are_reported_at_their_line(old: str, new: str, line: int, what: str) -> None:
     text = GOOD.replace(old, new)
     problems = mistakes(text)
     assert any(one.startswith(f"mini.yaml:{line}:") and what in one for one in problems), problems
     assert all(one.startswith("mini.yaml:") for one in problems)
 
 
-def test_an_empty_file_is_told() -> None:
+def test_an_empty_file_is_reported() -> None:
     assert mistakes("# nothing\n")
 
 
@@ -122,7 +122,7 @@ def test_text_numbers_and_windows() -> None:
 
 
 @pytest.mark.parametrize("line", ["1.3.6|2|three", "1.3.6", "1.3.x|2|3", "1.3.6|77|1", "1.3.6|6|1..3", "1.3.6|4x|zz"])
-def test_a_broken_walk_is_told_at_its_line(line: str) -> None:
+def test_a_broken_walk_is_reported_at_its_line(line: str) -> None:
     with pytest.raises(WalkError, match=r"^w:2: "):
         parse_walk(f"# a walk\n{line}\n", "w")
 

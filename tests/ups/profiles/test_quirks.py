@@ -86,7 +86,7 @@ def test_the_graver_word_on_the_battery_counts() -> None:
     assert (missing.battery_status, missing.replace_battery) == ("missing", True)
 
 
-def test_replacing_is_yes_no_or_not_told() -> None:
+def test_replacing_is_yes_no_or_not_reported() -> None:
     profile = mini("states:\n  replace_battery:\n    - {object: replace, oid: .4.0, is: [[2, 5]]}\n")
     assert (decode_values(profile, {}).replace_battery, decode_values(profile, {}).replace_reported) == (False, False)
     assert (
@@ -224,7 +224,7 @@ def test_watts_that_no_three_phase_ups_could_have() -> None:
     assert decode_values(profile, {**three, ".8.2.1": 160}).watts is None
 
 
-def test_what_the_first_family_gets_wrong_the_next_one_tells() -> None:
+def test_what_the_first_family_gets_wrong_the_next_one_reports() -> None:
     """CyberPower: its own object has the watts, RFC 1628 beside it says 0; the other way round it must work too."""
     watts = "  watts:\n    - {object: own, oid: .7.0, unit: W}\n"
     profile = mini(f'numbers:\n{watts}  charge_pct:\n    - {{object: full, oid: .7.1.0, unit: "%"}}\n')

@@ -102,13 +102,13 @@ OFF = "type: timeticks, delay: off_s, unit: timeticks, range: [0, 9], read_back:
         ("base: 1.3.6.1.4.1.99999.1\n", "", 1, "an OID with a leading dot needs a base"),
     ],
 )
-def test_a_slip_is_told_at_its_place(old: str, new: str, line: int, what: str) -> None:
+def test_a_slip_is_reported_at_its_place(old: str, new: str, line: int, what: str) -> None:
     assert old in GOOD, old
     lines = mistakes_in(GOOD.replace(old, new, 1))
     assert any(one.startswith(f"mini.yaml:{line}:") and what in one for one in lines), lines
 
 
-def test_all_mistakes_of_the_whole_are_told_at_once() -> None:
+def test_all_mistakes_of_the_whole_are_reported_at_once() -> None:
     text = GOOD.replace("    undo: cancel\n", "    undo: outlet_off\n").replace(
         "all_of: [output_source]", "all_of: [charge_pct]"
     )

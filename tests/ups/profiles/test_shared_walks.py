@@ -82,7 +82,7 @@ def test_what_a_real_card_says_of_its_off_command(name: str) -> None:
 
 @needs_walks
 @each_walk
-def test_what_the_daemon_asks_of_it_tells_the_same(name: str) -> None:
+def test_what_the_daemon_asks_of_it_reports_the_same(name: str) -> None:
     """The live path sees only the objects that it asks for, and on most polls not those that others make redundant."""
     answers, chosen = device(name)
     whole = decode(chosen, answers)

@@ -102,7 +102,7 @@ async def fails(port: CardPort) -> str:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("after", ["at once", "in the next question"])
-async def test_a_late_answer_is_counted_and_told(version: int | str, after: str, tmp_path: Path) -> None:
+async def test_a_late_answer_is_counted_and_reported(version: int | str, after: str, tmp_path: Path) -> None:
     """Also when the next question is on its way, by another socket. The words name the wait that would do."""
     async with slow_card(version, tmp_path) as (card, port):
         before = garbled_packets()
@@ -171,7 +171,7 @@ async def test_a_refusal_in_time_is_not_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_whoever_guesses_tells_nothing(version: int | str, tmp_path: Path) -> None:
+async def test_who_guesses_learns_nothing(version: int | str, tmp_path: Path) -> None:
     """From the card's address, but with another number, another community, or without the keys: no late answer."""
     async with slow_card(version, tmp_path) as (card, port):
         before = garbled_packets()
@@ -195,7 +195,7 @@ async def test_whoever_guesses_tells_nothing(version: int | str, tmp_path: Path)
         await counted(port, 1)
 
 
-async def test_a_report_that_is_late_tells_that_the_card_is_there(tmp_path: Path) -> None:
+async def test_a_late_report_shows_that_the_card_is_there(tmp_path: Path) -> None:
     """Version 3 begins with two questions that only Reports answer, the first of them without a proof."""
     async with Card() as card, port_to(card, timeout_s=0.5, **credentials(3, tmp_path)) as port:
         for question in (0, 1):
@@ -254,7 +254,7 @@ async def listening(agent: SnmpAgent, **more: object) -> AsyncIterator[asyncio.Q
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_source_tells_it(version: int | str, tmp_path: Path) -> None:
+async def test_a_source_reports_it(version: int | str, tmp_path: Path) -> None:
     """Of a card that has been too slow from the beginning, and for as long as it is."""
     async with Card() as card:
         card.fault, card.late_s = Fault.LATE, 2.0
@@ -271,7 +271,7 @@ async def test_a_source_tells_it(version: int | str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_probe_waits_to_tell_it(version: int | str, tmp_path: Path) -> None:
+async def test_a_probe_waits_to_report_it(version: int | str, tmp_path: Path) -> None:
     """doctor asks once: it would say "check the community" of a card that knows it."""
     async with Card() as card:
         card.fault, card.late_s = Fault.LATE, 2.5

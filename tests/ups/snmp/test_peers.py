@@ -83,7 +83,7 @@ async def test_every_protocol_and_level(tmp_path: Path) -> None:
             await port.close()
 
 
-async def test_an_outage_told_by_set(tmp_path: Path) -> None:
+async def test_an_outage_reported_by_set(tmp_path: Path) -> None:
     """Utility, battery, and the daemon of the card gone."""
     heard: asyncio.Queue[Reading | SourceFailed] = asyncio.Queue()
     async with snmpd(without_system("apc"), ticks=TICKS) as peer:

@@ -51,7 +51,7 @@ async def test_every_type_becomes_plain_python() -> None:
 
 @pytest.mark.parametrize("version", [1, "2c"])
 @pytest.mark.parametrize("fault", [Fault.SWAPPED, Fault.SHIFTED, Fault.TWICE, Fault.NONE])
-async def test_answers_in_any_order_are_told_apart_by_name(fault: Fault, version: int | str) -> None:
+async def test_answers_in_any_order_are_distinguished_by_name(fault: Fault, version: int | str) -> None:
     """Each value belongs to the name beside it, not to the place of the question."""
     async with card(table("apc")) as agent, port_to(agent, version=version) as port:
         agent.fault = fault

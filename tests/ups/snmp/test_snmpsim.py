@@ -109,14 +109,14 @@ REAL = [pytest.param(path, how, id=path.stem) for path, how in zip(RECORDED, cyc
 
 
 @pytest.mark.parametrize(("path", "how"), PAIRS)
-async def test_a_made_walk_tells_the_same_over_the_wire(
+async def test_a_made_walk_reports_the_same_over_the_wire(
     agent: Snmpsim, secrets: dict[str, Any], path: Path, how: dict[str, Any]
 ) -> None:
     await compare(agent, way(secrets, **how), path)
 
 
 @pytest.mark.parametrize(("path", "how"), REAL)
-async def test_a_recorded_walk_tells_the_same_over_the_wire(
+async def test_a_recorded_walk_reports_the_same_over_the_wire(
     agent: Snmpsim, secrets: dict[str, Any], path: Path, how: dict[str, Any]
 ) -> None:
     await compare(agent, way(secrets, **how), path)

@@ -218,7 +218,7 @@ async def test_no_fault_ends_the_source_or_makes_up_a_reading(fault: Fault) -> N
         assert (await until(heard, Reading)).runtime_s == 1740
 
 
-async def test_a_rebooted_card_is_looked_at_anew() -> None:
+async def test_a_rebooted_card_is_looked_at_again() -> None:
     """sysUpTime went backwards: countdowns and settings may be others, and objects new."""
     values = table("apc")
     with capture_logs() as logs:
@@ -231,7 +231,7 @@ async def test_a_rebooted_card_is_looked_at_anew() -> None:
     assert [entry["up_s"] for entry in logs if entry["event"] == "card_rebooted"] == [3]
 
 
-async def test_two_cards_with_one_address_are_told_once() -> None:
+async def test_two_cards_with_one_address_are_reported_once() -> None:
     """Each step back looked like a reboot, and the readings of two UPSes would be taken for one's."""
     values = table("apc")
     with capture_logs() as logs:
@@ -374,7 +374,7 @@ async def test_on_battery_no_reading_waits_for_the_alarms() -> None:
             before = reading
 
 
-async def test_oddities_are_told_once() -> None:
+async def test_oddities_are_reported_once() -> None:
     values = table("apc")
     values[f"{A}.2.2.3.0"] = sim.timeticks(2**32 - 1)
     with capture_logs() as logs:
@@ -400,7 +400,7 @@ async def test_an_oddity_with_other_figures_is_the_same_one() -> None:
     assert sorted(logged) == ["objects_disagree", "value_rejected"]
 
 
-async def test_what_a_better_object_tells_is_asked_now_and_then_only() -> None:
+async def test_what_a_better_object_reports_is_asked_now_and_then_only() -> None:
     """A quiet card with both families is asked half; on battery, or when a number falls silent, everything at once."""
     values = table("apc") | {oid: value for oid, value in table("rfc1628").items() if oid.startswith(U)}
     fallback = f"{U}.2.3.0"
@@ -448,7 +448,7 @@ async def test_the_smaller_of_two_runtimes_is_in_every_reading() -> None:
 # --- The probe ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_probe_tells_what_a_card_is() -> None:
+async def test_a_probe_shows_what_a_card_is() -> None:
     values = table("apc") | {oid: value for oid, value in table("rfc1628").items() if oid.startswith(U)}
     async with card(values) as agent:
         report = await probe(options(agent.port), profiles=PROFILES)

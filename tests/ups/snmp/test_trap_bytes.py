@@ -99,7 +99,7 @@ def test_the_answer_to_an_inform_is_the_inform_as_a_response() -> None:
         *(trap_v2(NAMED, tag=tag) for tag in (0xA0, 0xA1, 0xA2, 0xA3, 0xA5, 0xA8)),
     ],
 )
-def test_other_messages_are_told_apart(data: bytes) -> None:
+def test_other_messages_are_distinguished(data: bytes) -> None:
     """A card that answers somebody else."""
     with pytest.raises(NotATrapError):
         RECEIVER.receive(data)

@@ -75,7 +75,9 @@ def test_an_inform_is_answered_with_a_proof(usm: TrapReceiver) -> None:
 
 
 @pytest.mark.parametrize(("boots", "time_s"), [(BOOTS - 1, 500), (BOOTS, 349), (BOOTS, 651), (BOOTS + 1, 500)])
-def test_a_recorded_inform_is_told_our_time_and_nothing_else(usm: TrapReceiver, boots: int, time_s: int) -> None:
+def test_a_recorded_inform_is_answered_with_our_time_and_nothing_else(
+    usm: TrapReceiver, boots: int, time_s: int
+) -> None:
     """RFC 3414 3.2.7a: the Report is authenticated, so that a card whose clock has drifted may believe it."""
     verdict = judged(usm, sealed(boots=boots, time_s=time_s))
     assert verdict.result == "out_of_time"

@@ -223,7 +223,7 @@ async def test_no_salt_and_no_number_comes_twice(tmp_path: Path) -> None:
     assert len(steps) > len(numbers) - 3
 
 
-async def test_another_card_in_its_place_is_told_and_asked(tmp_path: Path) -> None:
+async def test_another_card_in_its_place_is_reported_and_asked(tmp_path: Path) -> None:
     """With the same settings and another engine id: greeted anew when it does not answer, and told once."""
     async with Card(user_of_card()) as card, port_to(card, timeout_s=1.0, **credentials(tmp_path)) as port:
         card.user._began_s -= 5000
