@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
@@ -29,6 +30,7 @@ from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.trainer.torch.ddp import settle_buckets
 
 _NAMES: Final = "checkpoint-[0-9]*"
+_BITS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _BEGUN: Final = ".begun"
 """Marks a folder in which Transformers has begun to write and has not ended. One without is not ours to remove."""
@@ -75,6 +77,10 @@ class PowerguardCallback(TrainerCallback):
         self._options = options
         self._written = self._sealed = -1
         self._evaluation: AbstractContextManager[None] | None = None
+        self._weights: tuple[int, ...] | None = None
+        """Sums of the weights where an evaluation follows; None: unknown."""
+        self._may_save = False
+        """The weights of the evaluation that runs are those of training."""
         self._write_now = trainer._save_checkpoint  # noqa: SLF001 - see above
         trainer._save_checkpoint = self._write_once  # noqa: SLF001 - likewise
         self.guard: Guard | None = None
@@ -109,10 +115,22 @@ class PowerguardCallback(TrainerCallback):
             restored = saved_in(folder, state.global_step)
         self.guard = Guard(self._save, job=self._job, restored=restored, **self._options)
 
-    def on_step_end(self, args: Arguments, state: State, control: Control, **_: object) -> Control:  # noqa: ARG002
+    def on_step_end(self, args: Arguments, state: State, control: Control, **_: object) -> Control:
         if self.guard is not None:
             self._attend(partial(self.guard.step, state.global_step))
+        self._remember_weights(args, control)
         return control
+
+    def on_epoch_end(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
+        self._remember_weights(args, control)
+
+    def _remember_weights(self, args: Arguments, control: Control) -> None:
+        """Sum the weights up before an evaluation: another callback, or the Trainer's class, may swap others in for it.
+
+        In a job of one process: several ranks save in no evaluation.
+        """
+        is_needed = self.guard is not None and control.should_evaluate and args.world_size == 1
+        self._weights = _sums(self._trainer.model) if is_needed else None
 
     def _attend(self, attend: Callable[[], None]) -> None:
         try:
@@ -131,13 +149,14 @@ class PowerguardCallback(TrainerCallback):
             self.guard.save(step)
 
     def on_prediction_step(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
-        """Save here, too: an evaluation does not change the state, and its end may be minutes away."""
+        """Save here, too, unless other weights are in the model: the end of an evaluation may be minutes away."""
         if self.guard is None:
             return
         if self._evaluation is None:
             self._evaluation = self.guard.phase("eval")
             self._evaluation.__enter__()
-        self._attend(partial(self.guard.poll, step=state.global_step or None))
+            self._may_save = self._weights is not None and self._weights == _sums(self._trainer.model)
+        self._attend(partial(self.guard.poll, step=(state.global_step or None) if self._may_save else None))
 
     def on_evaluate(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         self._leave_evaluation()
@@ -196,6 +215,15 @@ class PowerguardCallback(TrainerCallback):
             seal(folder, step=step, again=again)
             best = self._trainer.state.best_model_checkpoint
             prune(folder.parent, self._keep, _NAMES, "" if best is None else Path(best).name)
+
+
+def _sums(model: Any) -> tuple[int, ...] | None:  # noqa: ANN401 - a module, or what Transformers has for one
+    """Return the sum of each parameter's bits as integers; None where they cannot be read."""
+    try:
+        sums = [each.detach().view(_BITS[each.element_size()]).sum(dtype=torch.int64) for each in model.parameters()]
+        return tuple(int(each) for each in sums)
+    except (RuntimeError, KeyError):  # not here, sparse, or of another size
+        return None
 
 
 def _on_all(does: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
@@ -18,7 +19,7 @@ from powerguard.trainer import StopTraining
 from powerguard.trainer.seal.folder import verify
 from powerguard.trainer.seal.manifest import SEAL, SealError
 from powerguard.trainer.store.store import StoreError, locked
-from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoint
+from powerguard.trainer.transformers import PowerguardCallback, _sums, newest_checkpoint
 from powerguard.wire import After, TriggerRequest
 from tests.peers.ports import free_port
 from tests.torch.wishes import Dip, wish
@@ -86,9 +87,10 @@ def trained(
     out: str = "out",
     begin: str | None = NEWEST,
     later: TrainerCallback | None = None,
+    kind: type[Trainer] = Trainer,
     **options: Any,
 ) -> None:
-    """Train to the end. later: a callback that is added after the guard's."""
+    """Train to the end. later: a callback that is added after the guard's. kind: of the Trainer."""
     set_seed(1)
     generator = torch.Generator().manual_seed(1)
     data = [{"x": row, "labels": row} for row in torch.randn(100, 8, generator=generator)]
@@ -103,7 +105,7 @@ def trained(
         seed=3,
         **({"save_strategy": "no"} | options),
     )
-    trainer = Trainer(net, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=[At(at, does), *callbacks])
+    trainer = kind(net, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=[At(at, does), *callbacks])
     PowerguardCallback(trainer, job="net", conduct="exit", socket=folder / "net.sock")
     if later is not None:
         trainer.add_callback(later)
@@ -153,6 +155,53 @@ def test_an_emergency_in_an_evaluation_has_the_step_before_it(folder: Path) -> N
     assert quiet.batches == [20] * 8 + [30] * 8
     trained(folder, whole, out="whole")
     assert first.losses[:10] == whole.losses[:10]
+
+
+class Averaging(Trainer):
+    """Evaluates other weights than it trains, as one that averages them does."""
+
+    def evaluate(self, *args: Any, **options: Any) -> Any:
+        trained_weights = [each.detach().clone() for each in self.model.parameters()]
+        for each in self.model.parameters():
+            each.data.mul_(0.5)
+        try:
+            return super().evaluate(*args, **options)
+        finally:
+            for each, weights in zip(self.model.parameters(), trained_weights, strict=True):
+                each.data.copy_(weights)
+
+
+@pytest.mark.parametrize(("strategy", "step"), [("steps", 10), ("epoch", 13)])
+def test_an_emergency_in_an_evaluation_of_other_weights_waits_for_its_end(
+    strategy: str, step: int, folder: Path
+) -> None:
+    """A checkpoint with the average in the place of the weights is one that training does not go on from."""
+    net, seen = Net(), Evaluating(step, lambda: wish(folder))
+    with pytest.raises(StopTraining):
+        trained(folder, net, seen, kind=Averaging, **OFTEN | {"eval_strategy": strategy})
+    assert seen.batches == [step] * 8
+    checkpoint = folder / "out" / f"checkpoint-{step + 1}"
+    assert newest_checkpoint(folder / "out") == str(checkpoint)
+    saved = load_file(checkpoint / "model.safetensors")
+    for name, weights in net.state_dict().items():
+        assert torch.equal(saved[name], weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.complex64])
+def test_a_change_of_one_bit_is_seen(dtype: torch.dtype) -> None:
+    """Averaged weights are so close that the norm of each may be the same in half precision."""
+    weights = nn.Module()
+    weights.register_parameter("weight", nn.Parameter(torch.ones(3, 5).to(dtype).t(), requires_grad=False))
+    before = _sums(weights)
+    assert before == _sums(weights)
+    assert before is not None
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    weights.weight.data.view(bits)[2, 1] ^= 1
+    assert before != _sums(weights)
+
+
+def test_weights_that_are_elsewhere_are_unknown() -> None:
+    assert _sums(nn.Linear(2, 2, device="meta")) is None
 
 
 def test_it_pauses_in_an_evaluation_and_goes_on_in_place(folder: Path) -> None:
