@@ -319,5 +319,11 @@ def _idle(settings: Settings) -> Iterator[Mistake]:
             for key in ("target", "command")
             if getattr(resume, key) != getattr(plain_resume, key)
         )
+    elif settings.scheduler.kind != "none" and "by" not in resume.model_fields_set:
+        yield Mistake(
+            ("resume", "by"),
+            "not set, so powerguard starts a unit of this host after a power-off, besides the jobs that "
+            f"scheduler.kind: {settings.scheduler.kind} starts (write by: scheduler; or by: host, if that is wanted)",
+        )
     elif resume.command and resume.target != plain_resume.target:
         yield Mistake(("resume", "target"), "has no effect, because resume.command is run instead (remove one of them)")

@@ -167,10 +167,16 @@ def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
         ({"resume": {"by": "scheduler", "command": ["/bin/true"]}}, "resume.command"),
         ({"resume": {"by": "scheduler", "target": "train.service"}}, "resume.target"),
         ({"resume": {"command": ["/bin/true"], "target": "train.service"}}, "resume.target"),
+        ({"scheduler": {"kind": "slurm"}, "resume": {"command": ["/bin/true"]}}, "resume.by"),
     ],
 )
 def test_what_reduces_the_protection_is_reported(more: dict[str, object], key: str) -> None:
     assert set(warnings_of(made(**more))) - set(warnings_of(made())) == {key}
+
+
+@pytest.mark.parametrize("by", ["host", "scheduler"])
+def test_who_starts_training_beside_slurm_is_a_choice(by: str) -> None:
+    assert warnings_of(made(scheduler={"kind": "slurm"}, resume={"by": by})) == warnings_of(made())
 
 
 def test_a_block_without_its_kind_is_reported_and_the_kind_is_one(golden: Golden) -> None:
