@@ -189,8 +189,12 @@ class Proxy:
             self.port = server.sockets[0].getsockname()[1]
             started.set()
             await self._ended.wait()
+            # Accept none any more, and let what is being accepted begin, in turns of the loop: closed under it,
+            # Python 3.11 leaves a socket open, and so does a task that is cancelled before it has begun.
+            self._loop.remove_reader(server.sockets[0])
+            for _ in range(10):
+                await asyncio.sleep(0)
             server.close()
-            await asyncio.sleep(0.05)  # cancelled while it is being accepted, a connection would stay open
             while tasks := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
                 for task in tasks:
                     task.cancel()
