@@ -339,8 +339,8 @@ async def test_a_report_that_cannot_be_made_names_the_command(
     spawn = Counted(ended)
     with capture_logs() as logs:
         await _ask_thrice(daemon, journal, spawn)
-    failed = [each for each in logs if each["event"] == "report_failed"]
-    assert failed == [{"event": "report_failed", "log_level": "warning", "outage": recorded().id, "error": logged}] * 2
+    line = {"event": "report_failed", "log_level": "warning", "outage": recorded().id, "because": logged}
+    assert [each for each in logs if each["event"] == "report_failed"] == [line] * 2
 
 
 async def _ask_thrice(daemon: Watched, journal: Path, spawn: Counted) -> None:

@@ -107,7 +107,7 @@ class Reports:
         else:
             why = _failure(ended)
         if why:
-            log.warning("report_failed", outage=outage, error=why)
+            log.warning("report_failed", outage=outage, because=why)
             return ""
         return ended.stdout.decode("utf-8", "replace")
 
