@@ -90,8 +90,6 @@ _SECRETS: Final = {
 _WITH_SECRETS: Final = frozenset(("snmp", "discover"))
 _DAEMONS: Final = ("run", "sentinel")
 """Verbs whose log and tracebacks go to the system journal."""
-_CRITICAL: Final = 50
-"""`logging.CRITICAL`, which this file does not import."""
 _Functions = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 _SHARED: Final = (
     ("--config", "FILE", f"settings (default: {CONFIG})"),
@@ -303,12 +301,15 @@ def _run(arguments: list[str]) -> int:
 @contextmanager
 def _without_log(verb: str) -> Iterator[None]:
     """Drop what the parts that a verb shares with the daemon log: structlog prints it on stdout by default."""
-    structlog = None if verb in _DAEMONS else sys.modules.get("structlog")  # importing it would take 0.1 s
-    if structlog is None:
+    if verb in _DAEMONS or verb == "event":  # the hook uses none of these parts, and is quick
         yield
         return
+    import logging
+
+    import structlog
+
     before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_CRITICAL))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         yield
     finally:
