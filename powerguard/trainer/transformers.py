@@ -143,7 +143,7 @@ class PowerguardCallback(TrainerCallback):
         """Seal what Transformers has saved by its own plan."""
         step = state.global_step
         if self.guard is not None and self._sealed == step:  # on request; other callbacks have added to it only now
-            _on_all(partial(self._seal, self._folder(step), step, again=True))
+            self._seal_on_all(self._folder(step), step, again=True)
         elif self.guard is not None:
             self._written = step
             self.guard.save(step)
@@ -187,12 +187,7 @@ class PowerguardCallback(TrainerCallback):
         folder = self._folder(step)
         _on_all(partial(self._make_room, folder, step))
         _on_all(partial(self._write, folder, step))
-        try:
-            _on_all(partial(self._seal, folder, step))
-        except Exception:
-            self._written = -1  # the kernel reports a failed flush once, and the bytes are lost: they are written again
-            raise
-        self._sealed = step
+        self._seal_on_all(folder, step)
         return saved_in(folder, step)
 
     def _make_room(self, folder: Path, step: int) -> None:
@@ -209,7 +204,16 @@ class PowerguardCallback(TrainerCallback):
             self._trainer._save_checkpoint(self._trainer.model, trial=None)  # noqa: SLF001 - see above
             self._written = step
 
-    def _seal(self, folder: Path, step: int, *, again: bool = False) -> None:
+    def _seal_on_all(self, folder: Path, step: int, *, again: bool = False) -> None:
+        """Seal it. Else it is written again: the kernel reports a failed flush once, and the bytes are lost."""
+        try:
+            _on_all(partial(self._seal, folder, step, again=again))
+        except Exception:
+            self._written = self._sealed = -1
+            raise
+        self._sealed = step
+
+    def _seal(self, folder: Path, step: int, *, again: bool) -> None:
         if self._trainer.is_world_process_zero():  # the other ranks' files are in the folder, too
             (folder / _BEGUN).unlink(missing_ok=True)
             seal(folder, step=step, again=again)
