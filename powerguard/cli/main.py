@@ -90,6 +90,8 @@ _SECRETS: Final = {
 _WITH_SECRETS: Final = frozenset(("snmp", "discover"))
 _DAEMONS: Final = ("run", "sentinel")
 """Verbs whose log and tracebacks go to the system journal."""
+_CRITICAL: Final = 50
+"""`logging.CRITICAL`, which this file does not import."""
 _Functions = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 _SHARED: Final = (
     ("--config", "FILE", f"settings (default: {CONFIG})"),
@@ -300,16 +302,16 @@ def _run(arguments: list[str]) -> int:
 
 @contextmanager
 def _without_log(verb: str) -> Iterator[None]:
-    """Drop what the parts that a verb shares with the daemon log: structlog prints it on stdout by default."""
-    if verb in _DAEMONS or verb == "event":  # the hook uses none of these parts, and is quick
+    """Drop what the parts that a verb shares with the daemon log: structlog prints it on stdout by default.
+
+    For verbs whose module imports such parts. Others load no library at all (tests/cli/test_weight.py).
+    """
+    structlog = None if verb in _DAEMONS else sys.modules.get("structlog")
+    if structlog is None:
         yield
         return
-    import logging
-
-    import structlog
-
     before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_CRITICAL))
     try:
         yield
     finally:
