@@ -657,6 +657,18 @@ def test_from_online_it_is_online() -> None:
     assert answer.state.battery.used == 0.3
 
 
+def test_what_the_charge_fell_by_while_the_host_was_off_is_counted_once() -> None:
+    """It bounds the account, and shows what was used: counted for both, a battery at 60 % was taken for empty."""
+    result = play(
+        SITE,
+        CALM,
+        "6 reboot gap=1800",
+        "7..8 utility load=10 charge=60 runtime=3000",
+    )
+    assert result.state.battery.used == pytest.approx(0.4, abs=0.001)
+    assert result.state.battery.left == pytest.approx(0.75 - 0.4, abs=0.001)
+
+
 @pytest.mark.parametrize(
     ("gap_s", "away_s"),
     [(None, 0.0), (-1.0, 0.0), (0.0, 0.0), (2592000.0, 2592000.0), (2592000.1, 0.0), (1e12, 0.0), (float("nan"), 0.0)],

@@ -174,6 +174,7 @@ def enter(
     charge = learning.charge_of(reading)
     health = learning.health(policy, battery.model, reading.at_s, replace_battery=reading.replace_battery)
     presumed, left, model = battery.presumed, _bound(battery), battery.model
+    fell, away_charge = _fallen_while_away(battery, feed, charge)
     if charge is not None and (used is None or presumed):
         # A gauge that counts against the nameplate reports too much; only energy that was observed is certain.
         used = _begun(battery, health, charge, used, draining=draining)
@@ -186,8 +187,10 @@ def enter(
         # One odd charge is a glitch: it counts for the past once a second reading repeats it.
         twice = max(charge, learning.charge_of(feed.previous) or 0.0)
         back = health * battery.away_s / learning.recharge_s(policy, battery.model)
-        used = max(used - back, health * (1.0 - twice), 0.0)
-    fell, away_charge = _fallen_while_away(battery, feed, charge)
+        # The first charge after the host was off is compared with the one before it, at the second reading: what it
+        # bounds now would be counted again then.
+        shown = 0.0 if away_charge is not None else health * (1.0 - twice)
+        used, fell = max(used - back + fell, shown, 0.0), 0.0
     used = min(1.0, used + fell)
     steady = step_at_s is None or reading.at_s - step_at_s >= SMOOTHING_S
     contradicted = draining and _is_contradicted(battery, reading, charge, used)
