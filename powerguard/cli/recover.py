@@ -20,6 +20,7 @@ _LOOK_S = 20.0
 
 _STAGES = {
     "none": "there was no power-off to recover from",
+    "unseen": "the host went down outside an outage, and training is not started yet",
     "gate": "training waits for the gate",
     "check": "the host is being checked",
     "start": "training is being started",

@@ -171,6 +171,8 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
             return f"the commit point: the host is powered off, because {_why_commit(because, numbers)}"
         case "online":
             return _why_online(because, numbers)
+        case "recovery":
+            return "training is started once utility is stable and the battery can carry a second outage"
         case _:
             return f"{PHASES.get(str(new), str(new))}: {because}"
 
@@ -481,6 +483,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "host_checked": lambda b, _: f"the host is complete: {b}",
     "host_powered_on": _powered_on,
     "host_returned": _host_returned,
+    "host_went_down": _plain("the host went down"),
     "maintenance_ended": _who("maintenance ended"),
     "maintenance_set": _maintenance_set,
     "network_back": _plain("this host's own network is back"),

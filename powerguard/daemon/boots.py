@@ -5,9 +5,10 @@ that powerguard-off leaves when journald is gone and it still waits for leftover
 boot looks it up once, apart from its recovery; it counts only if it is plausible. A missing sample is harmless; a wrong
 one could lose a host.
 
-Also what brought the host back: the first daemon of a boot after an outage asks for it once, for the report. The BMC
-knows what powered the host on, and whether AC had been gone; the firmware knows how long it took until the kernel, with
-ACPI's FPDT or a boot loader of systemd's. Neither delays other work; a missing answer is reported as unknown.
+Also what brought the host back. The first daemon of a boot after an outage asks for it once, for the report; so does
+one whose host went down unasked outside an outage, because it may have been a crash. The BMC knows what powered the
+host on, and whether AC had been gone; the firmware knows how long it took until the kernel, with ACPI's FPDT or a boot
+loader of systemd's. Neither delays other work; a missing answer is reported as unknown.
 """
 
 import asyncio
@@ -21,10 +22,12 @@ from typing import Final, Protocol
 import structlog
 
 from powerguard.clock import Clock
+from powerguard.core.comeback import unseen
 from powerguard.core.model.actions import Grade, PowerOff
 from powerguard.core.model.events import Event, Measured, PoweredOn
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import PlainError, from_plain
+from powerguard.core.model.state import State
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Journal, Line, pairs
 from powerguard.effectors.base import EffectorError
@@ -78,6 +81,11 @@ class BootDaemon(Protocol):
     @property
     def journal(self) -> Journal:
         """Our own journal."""
+        ...
+
+    @property
+    def state(self) -> State:
+        """What the core remembers."""
         ...
 
     @property
@@ -311,7 +319,7 @@ async def report_power_on(host: BootDaemon, why_on: Callable[[], WhyOn | None], 
 
     why_on: asks the BMC, within so many seconds; None if the settings have none.
     """
-    if await story_of_return(host):
+    if unseen.is_open(host.state) or await story_of_return(host):
         probe, because = await _probe(why_on())
         event = PoweredOn(
             at_s=host.clock(),
@@ -319,6 +327,7 @@ async def report_power_on(host: BootDaemon, why_on: Callable[[], WhyOn | None], 
             cause=_cause(probe),
             ac_failed=None if probe is None else probe.status.ac_failed,
             firmware_s=await firmware_s(spawn),
+            lost_power=lost_power(probe),
         )
         log.info("power_on_cause_read", cause=event.cause, ac_failed=event.ac_failed, because=because)
         host.submit(event)
@@ -340,6 +349,24 @@ async def _probe(why_on: WhyOn | None) -> tuple[Probe | None, str]:
         except TimeoutError:
             because = f"no answer within {LIMIT_S:g} s"
     return None, f"the BMC does not report it: {because}"
+
+
+_RESETS: Final = (RestartCause.RESET_BUTTON, RestartCause.WATCHDOG, RestartCause.PEF_RESET)
+_AC_CAME: Final = (RestartCause.POLICY_ALWAYS_ON, RestartCause.POLICY_LAST_STATE)
+
+
+def lost_power(probe: Probe | None) -> bool | None:
+    """Say whether AC was gone before this boot, by the BMC; None if it does not report it.
+
+    A host that trained was on, so a BMC that reports its last power-down knows of a loss of AC (IPMI 2.0 section 28.2,
+    "last power event"). That bit outlives a reset, though: it may be of an older loss. The firmware's own reset while
+    it trains memory is a soft one, so a soft one proves nothing.
+    """
+    if probe is None:
+        return None
+    if probe.restart_cause in _RESETS:
+        return False
+    return True if probe.restart_cause in _AC_CAME else probe.status.ac_failed
 
 
 def _cause(probe: Probe | None) -> str:

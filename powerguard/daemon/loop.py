@@ -525,6 +525,8 @@ class Loop:
     def _is_worth_writing(self, event: Event | None, answer: Step, actions: tuple[Action, ...]) -> bool:
         if actions or answer.notes or event is None or type(answer.state.phase) is not type(self.state.phase):
             return True
+        if isinstance(event, ForeignStop):
+            return True  # Without it the next boot would take this end for a loss of power.
         if isinstance(event, Done | Failed):
             # Without its outcome an action would be repeated after a restart.
             return not isinstance(event.action, PollNow)

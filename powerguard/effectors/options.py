@@ -58,6 +58,9 @@ class ResumeOptions(Options):
         starts with the GPUs that are there.
     verify: how the newest checkpoint is checked before training starts. manifest: names and sizes; training verifies
         every byte when it loads it. full: every byte, for at most 20 seconds.
+    after_unseen_stop: whether training is started after a boot before which the host went down unasked and outside an
+        outage: it lost power without a warning, or it crashed. start: unless the BMC reports that AC was not gone.
+        if-confirmed: only if the BMC reports a loss of AC. never: a person starts it.
     whole_within_s: a job on several hosts that ended because another host left it must train again within this time;
         later powerguard raises an alarm.
     """
@@ -73,6 +76,7 @@ class ResumeOptions(Options):
     )
     gpus: Literal["as-before", "any"] = Field(default="as-before", examples=["as-before"])
     verify: Literal["manifest", "full"] = Field(default="manifest", examples=["manifest"])
+    after_unseen_stop: Literal["start", "if-confirmed", "never"] = Field(default="start", examples=["if-confirmed"])
     whole_within_s: float = Field(default=900.0, ge=30.0, le=86400.0, examples=[900])
 
     @property

@@ -316,7 +316,7 @@ def _idle(settings: Settings) -> Iterator[Mistake]:
     if resume.by == "scheduler":
         yield from (
             Mistake(("resume", key), "has no effect, because resume.by is scheduler (write by: host, or remove it)")
-            for key in ("target", "command")
+            for key in ("target", "command", "after_unseen_stop")
             if getattr(resume, key) != getattr(plain_resume, key)
         )
     elif settings.scheduler.kind != "none" and "by" not in resume.model_fields_set:

@@ -7,7 +7,7 @@ from typing import Final
 from powerguard.core.energy.budget import CUT_GUARD_S
 from powerguard.core.energy.nameplate import nameplate_table
 from powerguard.core.model.actions import Conduct
-from powerguard.core.model.policy import FeedPolicy, Mode, Policy, Shared, Shed, TrainerPolicy
+from powerguard.core.model.policy import AfterUnseenStop, FeedPolicy, Mode, Policy, Shared, Shed, TrainerPolicy
 from powerguard.settings.schema import Settings, UpsOptions
 
 HEALTH: Final = 0.75
@@ -121,6 +121,9 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
         stale_s=_MISSES * max(1.0, *(source.poll_s for source in ups.sources)),
         resume_charge_share=budget.resume_charge_pct / 100.0,
         unknown_hold_s=budget.unknown_hold_s,
+        after_unseen_stop=None
+        if settings.resume.by == "scheduler"
+        else AfterUnseenStop(settings.resume.after_unseen_stop),
         job_wait_s=settings.resume.whole_within_s,
         charge_hold_s=budget.charge_hold_s,
         mode=Mode(settings.mode),

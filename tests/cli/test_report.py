@@ -332,6 +332,33 @@ async def _dry_run(world: World) -> None:
         await rest(20.0)
 
 
+async def _unseen(world: World) -> None:
+    """The host loses power in phase online: the BMC reports it at the next boot, and training is started."""
+    async with world.running(kill=True) as daemon:
+        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
+        daemon.submit(replace(seen, step=500, durable_step=460, step_s=1.5))
+        await until(lambda: daemon.clock() > 1120.0)
+    await rest(1800.0)
+    world.next_boot()
+    async with world.running() as daemon:
+        daemon.submit(replace(seen, at_s=daemon.clock(), alive=False))
+        await rest(3.0)
+        daemon.submit(
+            PoweredOn(
+                at_s=daemon.clock(),
+                because="reported by the BMC",
+                cause="policy-always-on",
+                ac_failed=True,
+                firmware_s=45.0,
+                lost_power=True,
+            )
+        )
+        await until(lambda: isinstance(daemon.state.phase, Recovery) and bool(daemon.state.phase.started_at_s), 20_000)
+        await rest(12.0)
+        daemon.submit(replace(seen, at_s=daemon.clock(), step=461, durable_step=460))
+        await rest(20.0)
+
+
 async def _falls(world: World) -> None:
     """The charge falls at once, and the checkpoint is quick: only the wait for a dip holds the commit back."""
     world.trainer.takes_s = 0.1
@@ -345,6 +372,7 @@ async def _falls(world: World) -> None:
 
 
 ENDS = {
+    "unseen": _unseen,
     "dry-run": _dry_run,
     "falls": _falls,
     "trains-on": _trains_on,

@@ -77,7 +77,7 @@ from powerguard.core.model.events import (
     Tick,
     TrainerSeen,
 )
-from powerguard.core.model.policy import Drop, FeedPolicy, Mode, Policy, Shared, Shed, TrainerPolicy
+from powerguard.core.model.policy import AfterUnseenStop, Drop, FeedPolicy, Mode, Policy, Shared, Shed, TrainerPolicy
 from powerguard.core.model.serialisation import from_plain, to_plain
 from powerguard.core.model.state import State, Step, phase_name
 
@@ -171,6 +171,8 @@ def make_policy(words: list[str]) -> Policy:
             fields[key] = Shed(tier=int(tier), highest=int(highest), extra_s=float(extra[0]) if extra else None)
         elif key == "boot_id":
             fields[key] = value
+        elif key == "after_unseen_stop":
+            fields[key] = AfterUnseenStop(value) if value != "scheduler" else None
         elif key == "mode":
             fields[key] = Mode(value)
         elif key == "methods":
@@ -372,7 +374,12 @@ class Player:
             case "measured":
                 self.send(Measured(at_s=at_s, need=plain[0], seconds=float(plain[1])))
             case "powered_on":
-                self.send(PoweredOn(at_s=at_s, because="reported by the BMC", cause=plain[0], ac_failed="ac" in plain))
+                ac_failed = "ac" in plain
+                lost_power = None if "unsure" in plain else ac_failed
+                because = "reported by the BMC"
+                self.send(
+                    PoweredOn(at_s=at_s, because=because, cause=plain[0], ac_failed=ac_failed, lost_power=lost_power)
+                )
             case "learned":
                 self._learned(at_s, given)
             case "sigterm":

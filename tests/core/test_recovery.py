@@ -96,6 +96,7 @@ def test_for_the_first_time() -> None:
     assert begun.state == State(
         trainers=(Trainer(name="a", conduct=POLICY.trainers[0].conduct, checkpoint_s=20.0, disk="x"),),
         battery=Battery(at_s=12.0, health=0.75),
+        up=True,
     )
     assert (begun.actions, begun.notes) == ((), ())
     (note,) = restore(
@@ -118,7 +119,7 @@ def test_the_same_boot_goes_on() -> None:
     """The same phase, account and deadlines; only the doubt of one unconfirmed reading begins anew."""
     flying = TriggerCheckpoint(id="o-7", by_s=2003.0, trainer="a", reason="on_battery", after="pause", outage="o")  # type: ignore[arg-type]
     answer = restore(POLICY, stored(None, flying), 2002.5004)
-    assert answer.state == replace(SAVED, feed=replace(SAVED.feed, suspect=False))
+    assert answer.state == replace(SAVED, feed=replace(SAVED.feed, suspect=False), up=True)
     assert answer.actions == (flying,)
     (note,) = answer.notes
     assert (note.event, note.level) == ("outage_continued", Level.WARNING)
@@ -585,6 +586,7 @@ def test_another_boot_is_a_return(phase: Phase, because: str, *, clean: bool) ->
         trainers=(Trainer(name="a", conduct=POLICY.trainers[0].conduct, checkpoint_s=20.0, disk="x"),),
         maintenance=Maintenance(until_s=5000.0 + 30.0 - 2600.0, reason="r", who="w"),
         serial=8,
+        up=True,
     )
     assert [(type(o), o.by_s, o.outage) for o in answer.actions] == [(EnsurePolicy, 35.0, "o")]  # type: ignore[attr-defined]
     (note,) = answer.notes

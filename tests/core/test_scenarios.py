@@ -21,7 +21,15 @@ _GRAIN = 0.01
 """The logged numbers are rounded to a thousandth."""
 
 
-_WITNESSED = (Cause.BATTERY, Cause.UTILITY_BACK, Cause.UTILITY_STABLE, Cause.ABORTED, Cause.RESUMED, Cause.REHEARSED)
+_WITNESSED = (
+    Cause.BATTERY,
+    Cause.UTILITY_BACK,
+    Cause.UTILITY_STABLE,
+    Cause.ABORTED,
+    Cause.RESUMED,
+    Cause.REHEARSED,
+    Cause.POWER_LOST,
+)
 """Causes for which a reading, a person or a trainer stands, and no sum."""
 _HOLDS: dict[tuple[Cause, str], Callable[[dict[str, Any]], bool]] = {
     (Cause.POWER_OFF_ORDERED, "countdown"): lambda n: n["cut_in_s"] >= 0.0,

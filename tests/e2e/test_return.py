@@ -1,5 +1,6 @@
 """The host is back from a power-off of ours: another boot, the same outage, and training once the battery allows."""
 
+import signal
 import sqlite3
 import sys
 from contextlib import closing
@@ -62,4 +63,31 @@ async def test_the_host_returns_and_training_with_it() -> None:
         assert len(world.offs()) == 1
         await world.metric_becomes('powerguard_outages_total{outcome="clean_shutdown"}', 1.0)
         await world.metric_becomes('powerguard_need_samples{name="",need="resume"}', 1.0)
+        world.no_traceback()
+
+
+async def test_training_returns_after_a_loss_of_power_that_no_ups_reported() -> None:
+    """The host goes dark in phase online: the next boot starts training. An ordinary reboot does not."""
+    async with rig() as world:
+        resumed = world.folder / "resumed"
+        touch = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
+        world.settings["resume"] = {"command": [sys.executable, "-I", "-c", touch, str(resumed)]}
+        await world.start()
+        await world.signal(signal.SIGTERM)
+        await world.ended()
+        reboot(world)
+        await world.start()
+        assert (world.notes("host_went_down"), resumed.exists()) == ([], False)
+        await world.kill()
+        await world.trainers[0].die()
+        reboot(world)
+        await world.start(wait=False)
+        went = await world.note("host_went_down")
+        returned = await world.note("host_returned", phase="online", trainers=1)
+        opened = await world.note("gate_opened")
+        await world.until(resumed.exists, "training to be started")
+        assert went.at_s <= returned.at_s <= opened.at_s
+        (record,) = world.outages()
+        assert record.started_at_s <= went.at_s
+        assert world.offs() == []
         world.no_traceback()

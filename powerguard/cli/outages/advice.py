@@ -15,6 +15,7 @@ from powerguard.cli.outages.facts import (
 from powerguard.cli.outages.history import BY_HAND
 from powerguard.cli.render import clean, duration
 from powerguard.cli.words import short_since_s
+from powerguard.core.decide.transitions import Cause
 from powerguard.core.energy import needs
 from powerguard.core.energy.budget import stop_s
 from powerguard.core.model.actions import Grade
@@ -152,7 +153,15 @@ def _times(count: int) -> str:
 
 
 def _dirty(case: _Case) -> Iterator[Advice]:
-    if case.report["outcome"] == "dirty":
+    if case.facts.first("phase_changed", cause=Cause.POWER_LOST.value) is not None:
+        yield _say(
+            "unseen",
+            "error",
+            "The host lost power, or crashed, while its UPS reported utility. `powerguard drill --witness plug` shows "
+            "a battery that fails at the transfer. Look for a breaker or a cable between UPS and host, and for a crash "
+            "in `journalctl --boot -1`.",
+        )
+    elif case.report["outcome"] == "dirty":
         yield _say(
             "dirty",
             "error",

@@ -139,8 +139,9 @@ def _step(
 ) -> dict[str, Any]:
     numbers = pairs(line.payload.get("numbers"))
     context: dict[str, object] = {"trains_on": _trains_on(requests, line)}
-    if line.event == "host_returned":  # Its own figure is by the clock at boot, which may have been wrong.
-        context["away_s"] = elapsed.away_s.get(line.boot_id)
+    if line.event == "host_returned" and line.boot_id in elapsed.away_s:
+        # Its own figure is by the clock at boot, which may have been wrong.
+        context["away_s"] = elapsed.away_s[line.boot_id]
     if line.event == "outage_ended" and elapsed.away_s:
         context["lasted_s"] = elapsed.ended_s
     if line.event == "host_powered_on":
@@ -306,7 +307,8 @@ def _durations(
     """Return how long each part took, in seconds; None if it did not happen or is unknown."""
     record, elapsed = facts.outage.record, facts.elapsed
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
-    away = [elapsed.away_s.get(step.line.boot_id) for step in facts.notes("host_returned")]
+    returns = facts.notes("host_returned")
+    away = [elapsed.away_s.get(step.line.boot_id, number(step.numbers.get("away_s"))) for step in returns]
     known = [s for s in away if s is not None]
     return {
         "trained_on_s": between(0.0, at["emergency_checkpoint"]),

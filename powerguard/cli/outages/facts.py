@@ -211,7 +211,7 @@ def phases(facts: OutageFacts) -> list[dict[str, Any]]:
             found += _away(facts, step, found[-1][1] if found else 0.0)
         elif not ended and isinstance(new := step.numbers.get("new"), str):
             ended = new == "online"
-            if not ended:
+            if not ended and (new != "recovery" or not found):  # else the line before says that the host is back
                 found.append((new, 0.0 if not found else step.after_s))
     stretches = []
     for at, (name, begun_s) in enumerate(found):

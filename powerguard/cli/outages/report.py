@@ -107,7 +107,8 @@ def _section_durations(report: Mapping[str, Any]) -> Section:
     late_s = None
     if found["confirmed_s"] is not None and found["power_lost_s"] is not None:
         late_s = found["confirmed_s"] - found["power_lost_s"]
-    rows = [("power lost to outage confirmed", _s(late_s))]
+    seen = found["confirmed_s"] is not None or any(p["name"] == "on_battery" for p in report["phases"])
+    rows = [("power lost to outage confirmed", _s(late_s))] if seen else []
     happened = {
         "held_s": any(p["name"] == "holding" for p in report["phases"]) and report["phase"] != "holding",
         "checkpoint_s": bool(report["trainers"]),

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from powerguard.core import obligations, scheduler
-from powerguard.core.comeback import methods
+from powerguard.core.comeback import methods, unseen
 from powerguard.core.comeback.validation import BOOTS_KEPT, validated
 from powerguard.core.decide.transitions import TABLE, Cause
 from powerguard.core.decide.turn import Turn
@@ -63,6 +63,11 @@ class Stored:
 
 def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
     """Return the state to start with, and what has to be ordered (again) at once. Never raises."""
+    step = _restored(policy, stored, now_s)
+    return replace(step, state=replace(step.state, up=True))
+
+
+def _restored(policy: Policy, stored: Stored | None, now_s: float) -> Step:
     if stored is None:
         return _no_history(policy, now_s)
     state, dropped = validated(stored.state, stored.at_s)
@@ -227,12 +232,14 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         serial=old.serial,
         learned=needs.shifted(old.learned, shift_s),
         owed=obligations.after_boot(policy, old, now_s, whole=stored.whole),
+        unseen=unseen.after_boot(policy, old, stored.at_s, now_s, known_s),
     )
     state = feeds.rebooted(policy, state, old.upses, carried)
     turn = Turn(policy, state, now_s)
     rehearsal.after_reboot(turn, old, shift_s)
     phase = old.phase
     if isinstance(phase, Online):
+        unseen.note_stop(turn)
         return turn.step()
     turn.set_phase(_back(policy, phase, now_s, shift_s))
     turn.note(

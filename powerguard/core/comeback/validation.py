@@ -7,7 +7,7 @@ latch.
 import math
 from dataclasses import replace
 
-from powerguard.core.comeback import methods
+from powerguard.core.comeback import methods, unseen
 from powerguard.core.energy import needs
 from powerguard.core.model.policy import BatteryModel, Drop, Learned, Need
 from powerguard.core.model.state import (
@@ -20,6 +20,7 @@ from powerguard.core.model.state import (
     State,
     Supplied,
     TemporaryPolicy,
+    UnseenStop,
     Watch,
 )
 
@@ -54,6 +55,7 @@ def validated(state: State, at_s: float) -> tuple[State, tuple[str, ...]]:
             battery=_battery(state.battery, "", latest_s, dropped),
             upses=tuple(_supplied(each, latest_s, dropped) for each in state.upses),
             learned=_learned(state.learned, latest_s, dropped),
+            unseen=_unseen(state.unseen, latest_s, dropped),
         ),
         tuple(dropped),
     )
@@ -71,6 +73,16 @@ def _phase(phase: Phase, latest_s: float, dropped: Drops) -> Phase:
         dropped.append("outage.back_off_s")
     kept = replace(outage, boots=boots, back_off_s=back_off_s)
     return phase if kept == outage else replace(phase, outage=kept)
+
+
+def _unseen(stop: UnseenStop | None, latest_s: float, dropped: Drops) -> UnseenStop | None:
+    if stop is None:
+        return None
+    are_past = all(-math.inf < each <= latest_s for each in (stop.down_at_s, *stop.boots))
+    if are_past and stop.at_risk_s >= 0.0 and (stop.by_s or 0.0) <= latest_s + unseen.REPORT_LIMIT_S:
+        return stop
+    dropped.append("unseen")
+    return None
 
 
 def _owed(owed: tuple[Obligation, ...], at_s: float, latest_s: float, dropped: Drops) -> tuple[Obligation, ...]:

@@ -14,7 +14,7 @@ docs/ARCHITECTURE.md is drawn from `TABLE`.
 from dataclasses import replace
 
 from powerguard.core import obligations
-from powerguard.core.comeback import gate, methods
+from powerguard.core.comeback import gate, methods, unseen
 from powerguard.core.decide import alarms, conditions
 from powerguard.core.decide.transitions import RETRY_S, Cause, Decision, duties, move
 from powerguard.core.decide.turn import Turn
@@ -130,6 +130,7 @@ def _handle(turn: Turn, event: Event) -> None:
             turn.update(learned=needs.add(turn.state.learned, event.need, event.seconds))
         case PoweredOn(cause=cause, ac_failed=ac_failed, firmware_s=firmware_s):
             turn.note("host_powered_on", event.because, cause=cause, ac_failed=ac_failed, firmware_s=firmware_s)
+            unseen.handle(turn, event)
         case ForeignStop():
             _handle_foreign_stop(turn, event)
         case Tick() | StartDrill() | StopDrill():
@@ -350,6 +351,7 @@ def _aborted_by(event: Abort) -> str:
 
 def _handle_recover(turn: Turn, event: RecoverNow) -> None:
     """Training starts as soon as there is utility, whatever the gate and the check of the host wait for."""
+    unseen.overrule(turn, event.who)
     if isinstance(turn.state.phase, Recovery):
         turn.set_phase(replace(turn.state.phase, forced_by=event.who, retry_at_s=0.0))
         turn.note("gate_overruled", "the operator wants training started", Level.WARNING, who=event.who)
@@ -357,6 +359,7 @@ def _handle_recover(turn: Turn, event: RecoverNow) -> None:
 
 def _handle_foreign_stop(turn: Turn, event: ForeignStop) -> None:
     phase = turn.state.phase
+    turn.update(up=False)
     if isinstance(phase, Shutdown):
         methods.decide_late(turn, phase, stable=_is_stable(turn))
     if isinstance(phase, Online | Shutdown):
@@ -398,6 +401,8 @@ def _decide_online(turn: Turn) -> Decision | None:
     if budget.power_off_at_s(feed) is not None:
         because = "countdown" if feed.countdown_at_s is not None else "fsd"
         return Decision(Cause.POWER_OFF_ORDERED, because, turn.budget())
+    if because := unseen.power_lost_because(turn.policy, turn.state, turn.now_s):
+        return Decision(Cause.POWER_LOST, because, turn.budget())
     seen = [each.input_present for each in (feed.reading, feed.previous) if each is not None]
     if conditions.is_calibrating(feed) and True not in seen:
         # With the input seen, training continues, and saves (`transitions`). Without, twice, this may be an outage.

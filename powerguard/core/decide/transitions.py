@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from powerguard.core import obligations
-from powerguard.core.comeback import gate, methods
+from powerguard.core.comeback import gate, methods, unseen
 from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
@@ -48,12 +48,14 @@ class Cause(StrEnum):
     NEXT_BOOT = "next boot"
     RESUMED = "training resumed"
     REHEARSED = "utility back after a recorded power-off"
+    POWER_LOST = "power lost unseen"
 
 
 TABLE: dict[tuple[type[Phase], Cause], type[Phase]] = {
     (Online, Cause.BATTERY): OnBattery,
     (Online, Cause.POWER_OFF_ORDERED): EmergencyCheckpoint,
     (Online, Cause.CALIBRATION_LOW): EmergencyCheckpoint,
+    (Online, Cause.POWER_LOST): Recovery,
     (OnBattery, Cause.UTILITY_BACK): Online,
     (OnBattery, Cause.CHECKPOINT_NEEDED): EmergencyCheckpoint,
     (OnBattery, Cause.NEXT_BOOT): Recovery,
@@ -139,7 +141,9 @@ def move(turn: Turn, decision: Decision) -> None:
     turn.set_phase(_enter(turn, old, target, decision))
     # The notes keep their order: the move first, then what followed from it.
     consequences, turn.notes[notes_before:] = turn.notes[notes_before:], []
-    if isinstance(old, Online):
+    if cause is Cause.POWER_LOST:
+        unseen.note_return(turn)
+    elif isinstance(old, Online):
         turn.open_outage(because)
         if not _is_by_sums(decision):  # A witness or a flag decided: logged are the first sums of the outage.
             decision = replace(decision, sums=turn.budget())
@@ -184,6 +188,8 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> P
     if target is Online:
         return Online()
     outage = _new_outage(turn, decision) if isinstance(old, Online) else old.outage
+    if decision.cause is Cause.POWER_LOST:
+        return unseen.returned(turn, outage)
     if target is OnBattery:
         return OnBattery(outage=replace(outage, aborted_by=turn.aborted_by(outage)))
     if target is Shutdown:
@@ -286,6 +292,7 @@ def duties(turn: Turn) -> None:
     match phase:
         case Online():
             turn.set_alarm("load_not_fallen", "the outage is over", holds=False)
+            unseen.reconcile(turn)
             rehearsal.reconcile(turn)
         case OnBattery() | EmergencyCheckpoint() | Holding():
             if isinstance(phase, OnBattery):

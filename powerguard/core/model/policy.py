@@ -157,6 +157,16 @@ class Mode(StrEnum):
     """No action is carried out; each is only recorded."""
 
 
+class AfterUnseenStop(StrEnum):
+    """Whether training is started after a boot before which the host went down out of order, outside an outage."""
+
+    START = "start"
+    """Unless it is reported to have been something else than a loss of power."""
+    IF_CONFIRMED = "if-confirmed"
+    """Only if the BMC reports a loss of power."""
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerPolicy:
     """What the settings say of one trainer. checkpoint_s: seed of its need until it gives a better estimate.
@@ -227,6 +237,8 @@ class Policy:
         switches off.
     late_reboot: utility that came back after the commit may turn the power-off into a reboot. checks_host: after a
         return training is not started before the check has found the host complete.
+    after_unseen_stop: whether training is started after a stop outside an outage that nothing had ordered; None: a
+        scheduler starts its jobs again by itself.
     shared: other hosts hang on the same UPS; None: this host has it to itself. shed: how early it makes room for them.
     feeds: where several UPSes feed the host, each of them; empty for one. minimum_supplies: power supplies that must
         have power for the host to run.
@@ -279,6 +291,7 @@ class Policy:
     outputs: tuple[str, ...] = ()
     late_reboot: bool = False
     checks_host: bool = False
+    after_unseen_stop: AfterUnseenStop | None = AfterUnseenStop.START
     trainers: tuple[TrainerPolicy, ...] = ()
     shared: Shared | None = None
     shed: Shed | None = None

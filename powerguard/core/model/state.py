@@ -728,6 +728,31 @@ class Recovery:
     forced_by: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenStop:
+    """The host went down on utility while it trained, unasked: it lost power without a warning, or it crashed.
+
+    down_at_s: when it was last known to run, in this boot's clock. away_s: from then to this boot's first step; None:
+    unknown. trainers: how many trained; at_risk_s: their work since their newest checkpoints, as far as it is known.
+    boots: when the host came back from such stops, this one last.
+    lost_power, firmware_s: as in `events.PoweredOn`; reported: what says so. by_s: until when that is waited for; None:
+    it is decided.
+    left_because: why training is not started; "": it is, or is not decided yet. forced_by: the person who started it.
+    """
+
+    down_at_s: float
+    away_s: float | None = None
+    trainers: int = 1
+    at_risk_s: float = 0.0
+    boots: tuple[float, ...] = ()
+    lost_power: bool | None = None
+    reported: str = ""
+    firmware_s: float | None = None
+    by_s: float | None = None
+    left_because: str = ""
+    forced_by: str = ""
+
+
 Owed = TypeVar("Owed", bound=Obligation)
 
 Emergency = EmergencyCheckpoint | Holding
@@ -761,6 +786,8 @@ class State:
     gone: parts of this host's own network that went, newest last.
     owed: all that was changed or promised and is not confirmed yet; the properties show it by kind.
     own: what measures this host's own load, best first.
+    up: the daemon runs and was not asked to stop. What a host that goes down out of order leaves behind is still True.
+    unseen: how the boot before this one ended, if that was out of order and outside an outage.
     """
 
     phase: Phase = field(default_factory=Online)
@@ -778,6 +805,8 @@ class State:
     gone: tuple[NetworkLoss, ...] = ()
     owed: tuple[Obligation, ...] = ()
     own: tuple[OwnLoadReport, ...] = ()
+    up: bool = False
+    unseen: UnseenStop | None = None
 
     def trainer(self, name: str) -> Trainer | None:
         """Return the trainer of this name, if it is known."""

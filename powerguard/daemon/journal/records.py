@@ -380,8 +380,8 @@ def advance(open_outage: OutageRecord | None, entry: Entry, boot_id: str, wall: 
     if running is not None:
         record = open_outage
         if record is None or record.id != running.id:
-            # For an outage that began in another boot, since_s is meaningless here.
-            since_s = running.since_s if 0 <= running.since_s <= entry.at_s else entry.at_s
+            # Negative: the host went down with it, in the boot before.
+            since_s = min(running.since_s, entry.at_s)
             began_wall = wall - (entry.at_s - since_s)
             record = OutageRecord(id=running.id, boot_id=boot_id, started_at_s=since_s, started_wall=began_wall)
         figures = {**record.figures, **dict(entry.figures)}

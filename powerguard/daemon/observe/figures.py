@@ -87,6 +87,9 @@ class Figures:
                 case "outage_continued" if answer.state.feed.supply is Supply.BATTERY:  # No daemon ran meanwhile.
                     self._add_on_battery(number(values.get("away_s")) or 0.0)
                 case "host_returned":
+                    if self._journal.open_outage is None:  # No daemon saw it begin.
+                        self._open, self._began_wall_s = dict(self._host), None
+                        self._meter.begin()
                     self._at = {"returned": now_s}
                     self._open["returned"] = True
                 case "phase_changed":
@@ -460,6 +463,9 @@ class Meter:
 
     def _returned(self, figures: dict[str, Scalar], now: State, numbers: Mapping[str, Scalar], now_s: float) -> None:
         """The host is back: what it had not saved is done again, and it was down all the while."""
+        for name in ("trainers", "at_risk_s"):  # Of a stop that nobody saw coming, the core has counted them.
+            if numbers.get(name) is not None:
+                figures[name] = numbers[name]
         trainers = number(figures.get("trainers")) or 0.0
         _add(figures, "lost_rolled_back_s", number(figures.pop("at_risk_s", None)) or 0.0)
         _add(figures, "lost_stopped_s", trainers * (number(numbers.get("away_s")) or 0.0))
@@ -467,7 +473,7 @@ class Meter:
             # CLOCK_BOOTTIME began with this boot's kernel.
             _set_s(figures, "dark_s", max(0.0, -now.phase.outage.since_s))
         _set_s(figures, "returned_at_s", now_s)
-        _set_s(figures, "return_power_on_to_boot_s", now_s)
+        _set_s(figures, "return_power_on_to_boot_s", now_s + (number(numbers.get("firmware_s")) or 0.0))
         self._ordered_s, self._risk_s = None, {}
 
     def _durable(self, figures: dict[str, Scalar], before: State, numbers: Mapping[str, Scalar]) -> None:

@@ -6,6 +6,7 @@ Reported in advance, by the same calculation that would decide in the outage.
 from dataclasses import dataclass, replace
 from typing import Final
 
+from powerguard.core.comeback.unseen import NOT_STARTED
 from powerguard.core.energy import account, budget, own
 from powerguard.core.energy.learning import charge_of
 from powerguard.core.model.actions import Grade
@@ -74,6 +75,7 @@ WARNINGS: Final = {
     "training_paused": "training is paused although there is no outage",
     "training_held": "another host of the job is on battery and holds training: the GPUs here are idle",
     "job_incomplete": "a job ended because another host left it, and does not train again",
+    "training_not_started": "the host went down while it trained, outside an outage, and training is not started",
     "trainer_stranger": "another user serves a trainer's socket, or it cannot be read: its training may be unguarded",
     "other": "another alarm",
 }
@@ -118,6 +120,7 @@ FIXES: Final = {
     "power_on_stuck": "see power_on in `powerguard doctor`: make the method's device or sentinel reachable",
     "power_on_doubtful": "see power_on in `powerguard doctor`: make the method's device or sentinel reachable",
     "trainer_stranger": "allow its user (trainer_uids, uids), or remove the socket",
+    "training_not_started": "powerguard recover; its reason is in `powerguard status` (docs/guides/return.md)",
     "training_paused": "POST /api/v1/resume to its socket, unless a person paused it",
     "training_held": "see that host; if it has gone, POST /api/v1/resume?all_hosts=1 to the trainer's socket",
     "job_incomplete": "bring its hosts back; fewer hosts need a sealed DCP checkpoint (docs/guides/many-hosts.md)",
@@ -372,7 +375,8 @@ def _of_alarms(state: State) -> list[Reason]:
     found = []
     for name in dict.fromkeys(names):
         known = name in ERRORS or name in WARNINGS
-        found.append(_reason(name) if known else _reason("other", name))
+        detail = state.unseen.left_because if name == NOT_STARTED and state.unseen is not None else ""
+        found.append(_reason(name, detail) if known else _reason("other", name))
     return found
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
-from powerguard.core.comeback import methods
+from powerguard.core.comeback import methods, unseen
 from powerguard.core.decide import conditions
 from powerguard.core.drill import checks
 from powerguard.core.energy import budget
@@ -740,10 +740,13 @@ def returning(daemon: Daemon) -> Json:
 
 
 def stage(daemon: Daemon) -> str:
-    """Return how far a recovery is: none, gate, check, start, first_step."""
+    """Return how far a recovery is: none, unseen, gate, check, start, first_step.
+
+    unseen: the host went down outside an outage, and training is not started (yet).
+    """
     phase = daemon.state.phase
     if not isinstance(phase, Recovery):
-        return "none"
+        return "unseen" if unseen.is_open(daemon.state) else "none"
     if phase.started_at_s is not None:
         return "first_step"
     if phase.tries:
@@ -752,8 +755,19 @@ def stage(daemon: Daemon) -> str:
 
 
 def gates(daemon: Daemon) -> list[TrainingGate]:
-    """Return utility, countdown, charge and host, in the order in which they are waited for."""
-    return [_utility(daemon), _countdown(daemon), _charge(daemon), _host_check(daemon)]
+    """Return utility, countdown, charge and host, in the order in which they are waited for.
+
+    Where the host went down outside an outage and it is not decided that training is started: that, too.
+    """
+    return [_utility(daemon), _countdown(daemon), _charge(daemon), _host_check(daemon), *_unseen_stop(daemon)]
+
+
+def _unseen_stop(daemon: Daemon) -> list[TrainingGate]:
+    stop = daemon.state.unseen
+    if stop is None or not unseen.is_open(daemon.state):
+        return []
+    text = stop.left_because or "the BMC is asked whether AC was gone"
+    return [TrainingGate("loss of power", open=False, text=text)]
 
 
 def _utility(daemon: Daemon) -> TrainingGate:
@@ -815,9 +829,9 @@ def refusal(daemon: Daemon, *, unchecked: bool = False) -> str:
     training would be stopped again at once, or use the energy that the next stop needs.
     """
     phase = daemon.state.phase
-    if not isinstance(phase, Recovery):
+    if stage(daemon) == "none":
         return f"there was no power-off to recover from: the phase is {phase_name(phase)}"
-    if phase.started_at_s is not None:
+    if isinstance(phase, Recovery) and phase.started_at_s is not None:
         return "training was started already: powerguard waits for its first step"
     countdown = _countdown(daemon)
     if not countdown.open:

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from powerguard.core.comeback import unseen
 from powerguard.core.model.actions import Action, CheckPowerOn, Conduct, EnsurePolicy, ResumeTrainer
 from powerguard.core.model.events import Abort, CheckpointNow, Event, SetMaintenance, TrainerSeen
 from powerguard.core.model.state import Online, Recovery, Shutdown, State
@@ -388,6 +389,7 @@ class Life:
             host = world.host
             calm = calm and not (state.signalled or host.starts or host.stopped or host.capped)
             calm = calm and not state.armed and state.temporary_policy is None and state.start is None
+            calm = calm and not unseen.is_open(state)
             calm = calm and not self._is_busy(daemon)
             health = daemon.journal.health
             calm = calm and health.durable and not health.waiting

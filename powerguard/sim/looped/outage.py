@@ -251,13 +251,9 @@ class LoopedOutage:
         self._wall_error_s = self.scene.wall_error_s
         self._checkpoints.clear()
         stored = self._stored()
-        if (
-            stored is None
-            or stored.state is None
-            or isinstance(stored.state.phase, Online)
-            or self.scene.returns.dry_run
-        ):
-            world.host.start_training(world.now_s)  # No outage of ours: it starts as after any other boot.
+        state = None if stored is None else stored.state
+        if state is None or (isinstance(state.phase, Online) and not state.up) or self.scene.returns.dry_run:
+            world.host.start_training(world.now_s)  # As after any boot that is none of ours: a person starts it.
         return True
 
     def _was_it_needed(self) -> None:

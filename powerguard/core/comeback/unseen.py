@@ -1,0 +1,180 @@
+"""Did this host lose power in the boot before, although no outage was seen? Then training is started, as after one.
+
+A battery that dies at the transfer, or a breaker behind the UPS, ends a host in phase online: the journal knows of no
+outage. What it does know is that the host trained, and that nothing had asked the daemon to stop. A crash looks the
+same, so the BMC is asked whether AC was gone; only its report that it was not keeps training from being started
+(docs/decisions/0237). Whatever is not started is an alarm until training runs.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from powerguard.core.decide.turn import Turn
+from powerguard.core.model.actions import Level
+from powerguard.core.model.events import PoweredOn
+from powerguard.core.model.policy import AfterUnseenStop, Policy
+from powerguard.core.model.state import JobEnded, Online, Outage, Recovery, State, Trainer, UnseenStop
+
+REPORT_LIMIT_S: Final = 60.0
+"""A BMC whose AC was gone starts with the host, and is asked twice (`daemon/boots.py`)."""
+OFTEN: Final = 3
+WITHIN_S: Final = 3600.0
+"""So many stops within this time, none of them reported as a loss of power: training itself may crash this host."""
+NOT_STARTED: Final = "training_not_started"
+
+
+def after_boot(policy: Policy, old: State, stored_at_s: float, now_s: float, gap_s: float | None) -> UnseenStop | None:
+    """Return how the old boot ended, if it went down unasked and outside an outage while it trained; else None.
+
+    old: the state that it left, in its own clock, whose last entry is of stored_at_s. gap_s: from then to now; None:
+    unknown.
+    """
+    shift_s = now_s - (gap_s or 0.0) - stored_at_s
+    if not isinstance(old.phase, Online) or not old.up or policy.after_unseen_stop is None:
+        return None
+    before = old.unseen
+    trained = [trainer for trainer in old.trainers if trainer.alive and not trainer.stood]
+    # Training that was still to be started has done no work, and is owed as before.
+    undecided = before if before is not None and before.by_s is not None else None
+    if not (trained or undecided or old.start or old.owing(JobEnded)):
+        return None
+    earlier = () if before is None else tuple(at_s + shift_s for at_s in before.boots)
+    found = UnseenStop(
+        down_at_s=now_s - (gap_s or 0.0),
+        away_s=gap_s,
+        trainers=len(trained) or (undecided.trainers if undecided is not None else 1),
+        at_risk_s=round(sum(_behind_s(each, stored_at_s) for each in trained), 3),
+        boots=(*earlier[1 - OFTEN :], now_s),
+        by_s=now_s + REPORT_LIMIT_S,
+    )
+    why = ""
+    if policy.after_unseen_stop is AfterUnseenStop.NEVER:
+        why = "resume.after_unseen_stop is never"
+    elif old.maintenance is not None and old.maintenance.until_s + shift_s > now_s:
+        why = f"{old.maintenance.who} had set maintenance"
+    return replace(found, by_s=None, left_because=why) if why else found
+
+
+def _behind_s(trainer: Trainer, at_s: float) -> float:
+    """Work of a trainer since its newest durable checkpoint; 0 where it is not known."""
+    if trainer.step is not None and trainer.durable_step is not None and trainer.step_s > 0.0:
+        return max(0, trainer.step - trainer.durable_step) * trainer.step_s
+    return 0.0 if trainer.durable_at_s is None else max(0.0, at_s - trainer.durable_at_s)
+
+
+def note_stop(turn: Turn) -> None:
+    """Log that the boot before ended out of order."""
+    unseen = turn.state.unseen
+    if unseen is not None:
+        because = "on utility, and nothing had asked it to: it lost power, or crashed"
+        away_s = None if unseen.away_s is None else round(unseen.away_s, 3)
+        turn.note("host_went_down", because, away_s=away_s, trainers=unseen.trainers)
+
+
+def handle(turn: Turn, event: PoweredOn) -> None:
+    """Enter what is reported of the end of the boot before."""
+    unseen = turn.state.unseen
+    if unseen is not None and unseen.by_s is not None:
+        reported = f"the BMC reports {event.cause or 'no loss of AC'}" if event.lost_power is False else event.because
+        turn.update(
+            unseen=replace(
+                unseen,
+                lost_power=event.lost_power,
+                reported=reported,
+                firmware_s=event.firmware_s,
+                by_s=min(unseen.by_s, turn.now_s),
+            )
+        )
+
+
+def overrule(turn: Turn, who: str) -> None:
+    """Enter that a person wants training started, whatever the boot before ended with."""
+    unseen = turn.state.unseen
+    if unseen is not None and is_open(turn.state):
+        turn.update(unseen=replace(unseen, by_s=turn.now_s, left_because="", forced_by=who))
+
+
+def is_open(state: State) -> bool:
+    """Say whether training that such a stop has ended is still to be started, by powerguard or by a person."""
+    stop = state.unseen
+    return isinstance(state.phase, Online) and stop is not None and (stop.by_s is not None or bool(stop.left_because))
+
+
+def power_lost_because(policy: Policy, state: State, now_s: float) -> str:
+    """Say why training is started as after an outage; "" while this is not known, and where it is not."""
+    unseen = state.unseen
+    if unseen is None or unseen.by_s is None or _runs(state):
+        return ""
+    if unseen.forced_by:
+        return f"{unseen.forced_by} wants training started"
+    waits = not unseen.lost_power and (now_s < unseen.by_s or _left_because(policy, unseen, now_s))
+    return "" if waits else _why_gone(unseen)
+
+
+def _why_gone(unseen: UnseenStop) -> str:
+    if unseen.lost_power:
+        return "the host lost power, and no UPS had reported an outage"
+    return "the host went down on utility, unasked: it lost power, or crashed"
+
+
+def _left_because(policy: Policy, unseen: UnseenStop, now_s: float) -> str:
+    """Say why training is not started after a stop that was not reported as a loss of power; "" if it is."""
+    if unseen.lost_power is False:
+        return unseen.reported
+    if policy.after_unseen_stop is AfterUnseenStop.IF_CONFIRMED:
+        return f"nothing confirms a loss of power ({unseen.reported or 'no report'})"
+    if len(unseen.boots) >= OFTEN and now_s - unseen.boots[-OFTEN] <= WITHIN_S:
+        return f"it went down so {OFTEN} times within an hour, and no loss of power is reported"
+    return ""
+
+
+def _runs(state: State) -> bool:
+    """Say whether training runs, whatever has started it."""
+    return any(trainer.alive and trainer.step is not None for trainer in state.trainers)
+
+
+def reconcile(turn: Turn) -> None:
+    """Decide that training is not started, and keep the alarm until it runs."""
+    unseen = turn.state.unseen
+    if unseen is None:
+        return
+    if is_open(turn.state) and _runs(turn.state):
+        unseen = replace(unseen, by_s=None, left_because="")
+    elif unseen.by_s is not None and turn.now_s >= unseen.by_s:
+        because = _left_because(turn.policy, unseen, turn.now_s)
+        unseen = replace(unseen, by_s=None, left_because=because) if because else unseen
+    turn.update(unseen=unseen)
+    text = (
+        f"the host went down on utility, unasked, while it trained; {unseen.left_because}: "
+        "start training with powerguard recover"
+    )
+    holds = bool(unseen.left_because)
+    turn.set_alarm(NOT_STARTED, text if holds else "training runs", holds=holds, level=Level.ERROR)
+
+
+def note_return(turn: Turn) -> None:
+    """Log that the host is back from such a stop, whose outage begins here."""
+    unseen = turn.state.unseen
+    if unseen is not None:
+        turn.note(
+            "host_returned",
+            _why_gone(unseen),
+            Level.ERROR,
+            outage=turn.outage_id,
+            phase="online",
+            away_s=None if unseen.away_s is None else round(unseen.away_s, 3),
+            trainers=unseen.trainers,
+            at_risk_s=unseen.at_risk_s,
+            firmware_s=unseen.firmware_s,
+        )
+
+
+def returned(turn: Turn, outage: Outage) -> Recovery:
+    """Return the phase that brings training back."""
+    unseen = turn.state.unseen
+    if unseen is None:  # pragma: no cover - the cause is only given where there is one
+        return Recovery(outage=outage, began_s=turn.now_s, clean=False)
+    turn.update(unseen=replace(unseen, by_s=None, left_because=""))
+    turn.set_alarm(NOT_STARTED, "training is started", holds=False)
+    outage = replace(outage, since_s=unseen.down_at_s, load_at_start=None, boots=unseen.boots[-1:])
+    return Recovery(outage=outage, began_s=turn.now_s, clean=False, forced_by=unseen.forced_by)

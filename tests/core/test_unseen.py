@@ -1,0 +1,141 @@
+"""What the next boot makes of a host that went down on utility, unasked."""
+
+from dataclasses import replace
+
+import pytest
+
+from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.comeback.unseen import REPORT_LIMIT_S, is_open
+from powerguard.core.comeback.validation import validated
+from powerguard.core.model.actions import ResumeTraining
+from powerguard.core.model.policy import Policy, TrainerPolicy
+from powerguard.core.model.state import Activity, JobEnded, OnBattery, Start, State, Trainer, UnseenStop
+from tests.core.play import play
+from tests.core.test_recovery import OUTAGE
+
+SITE = "policy table=50:540,75:360,100:240 trainer=llm:pause:20"
+AUTO = "auto policy sync poweroff resume trainer_resume checkpoint=15"
+TRAINS = ("0..99 utility load=75 charge=100 runtime=360", "100 trainer llm step=100 conduct=pause durable_age_s=40")
+BACK = ("21 trainer llm alive=false", "21..29 utility load=10 charge=100 runtime=2500")
+LATER = "31..95 utility load=10 charge=100 runtime=2500"
+POLICY = Policy(boot_id="boot-two", ups="ups", trainers=(TrainerPolicy(name="llm"),))
+LLM = Trainer(name="llm", step=100, durable_step=90, step_s=2.0)
+LEFT = State(trainers=(LLM,), up=True)
+
+
+def next_boot(left: State, *, gap_s: float | None = 600.0) -> UnseenStop | None:
+    stored = Stored(state=left, boot_id="boot-one", at_s=5000.0, gap_s=gap_s)
+    return restore(POLICY, stored, 20.0).state.unseen
+
+
+@pytest.mark.parametrize(
+    ("setting", "report", "starts", "because"),
+    [
+        ("start", "policy-always-on ac", True, ""),
+        ("start", "unknown unsure", True, ""),
+        ("start", "power-button", False, "the BMC reports power-button"),
+        ("if-confirmed", "policy-always-on ac", True, ""),
+        ("if-confirmed", "unknown unsure", False, "nothing confirms a loss of power (reported by the BMC)"),
+        ("if-confirmed", "power-button", False, "the BMC reports power-button"),
+        ("never", "policy-always-on ac", False, "resume.after_unseen_stop is never"),
+        ("scheduler", "policy-always-on ac", False, ""),
+    ],
+)
+def test_what_the_settings_say(setting: str, report: str, *, starts: bool, because: str) -> None:
+    """As docs/guides/return.md has it. Where a scheduler starts the jobs there is nothing to start, and no alarm."""
+    result = play(
+        f"{SITE} after_unseen_stop={setting}",
+        AUTO,
+        *TRAINS,
+        "20 reboot gap=900",
+        *BACK,
+        f"30 powered_on {report}",
+        LATER,
+    )
+    assert bool(result.ordered(ResumeTraining)) is starts
+    assert ("training_not_started" in result.state.alarms) is bool(because)
+    raised = [note.because for note in result.notes if note.event == "training_not_started_raised"]
+    assert [because in each for each in raised] == [True] * bool(because)
+
+
+def test_without_a_report_in_time_it_starts_all_the_same() -> None:
+    result = play(f"{SITE}", AUTO, *TRAINS, "20 reboot gap=900", *BACK, LATER)
+    (note,) = [note for note in result.notes if note.event == "host_returned"]
+    assert dict(note.numbers)["away_s"] == 900.0
+    assert result.ordered(ResumeTraining)
+    early = play(f"{SITE}", AUTO, *TRAINS, "20 reboot gap=900", *BACK, "31..79 utility load=10 charge=100 runtime=2500")
+    assert early.ordered(ResumeTraining) == [], f"{REPORT_LIMIT_S:.0f} s"
+
+
+def test_what_something_else_has_started_is_left_alone() -> None:
+    """A unit that is enabled at boot trains already: that is no alarm, and needs no order."""
+    runs = "35 trainer llm step=101 conduct=pause"
+    result = play(f"{SITE}", AUTO, *TRAINS, "20 reboot gap=900", *BACK, runs, "36..95 utility load=75 charge=100")
+    assert (result.phase, result.ordered(ResumeTraining), result.state.alarms) == ("online", [], ())
+    assert not is_open(result.state)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        replace(LEFT, up=False),
+        replace(LEFT, phase=OnBattery(outage=OUTAGE)),
+        replace(LEFT, trainers=()),
+        replace(LEFT, trainers=(replace(LLM, activity=Activity.GONE),)),
+        replace(LEFT, trainers=(replace(LLM, activity=Activity.PAUSED, stood=True),)),
+    ],
+)
+def test_nothing_is_owed_where_nothing_trained_or_the_stop_was_ordered(left: State) -> None:
+    assert next_boot(left) is None
+
+
+def test_training_that_was_being_started_counts_as_training() -> None:
+    gone = replace(LLM, activity=Activity.GONE)
+    assert next_boot(replace(LEFT, trainers=(gone,), owed=(Start(tries=1),))) is not None
+    assert next_boot(replace(LEFT, trainers=(gone,), owed=(JobEnded(trainer="llm", because="b"),))) is not None
+    waiting = UnseenStop(down_at_s=1.0, trainers=3, by_s=5060.0, boots=(4990.0,))
+    found = next_boot(replace(LEFT, trainers=(gone,), unseen=waiting))
+    assert found is not None, "power was lost once more before it was decided"
+    assert (found.trainers, found.boots) == (3, (4990.0 + 20.0 - 600.0 - 5000.0, 20.0))
+
+
+def test_what_is_known_of_such_a_stop() -> None:
+    """Seconds in the new boot's clock. Where the wall clock is not believed, the time off is unknown."""
+    found = next_boot(LEFT)
+    assert found == UnseenStop(
+        down_at_s=-580.0, away_s=600.0, trainers=1, at_risk_s=20.0, boots=(20.0,), by_s=20.0 + REPORT_LIMIT_S
+    )
+    unknown = next_boot(LEFT, gap_s=-5.0)
+    assert unknown is not None
+    assert (unknown.down_at_s, unknown.away_s) == (20.0, None)
+    by_time = next_boot(replace(LEFT, trainers=(replace(LLM, durable_step=None, durable_at_s=4900.0),)))
+    assert by_time is not None
+    assert by_time.at_risk_s == 100.0
+
+
+def test_stops_of_a_day_are_not_too_often() -> None:
+    """Only the newest three count, and only within an hour."""
+    old = UnseenStop(down_at_s=1.0, boots=(-3000.0, -2000.0, 100.0))
+    found = next_boot(replace(LEFT, unseen=old))
+    assert found is not None
+    assert found.boots == (-2000.0 - 5580.0, 100.0 - 5580.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        UnseenStop(down_at_s=1e9),
+        UnseenStop(down_at_s=1.0, boots=(1e9,)),
+        UnseenStop(down_at_s=1.0, at_risk_s=-1.0),
+        UnseenStop(down_at_s=1.0, by_s=1e9),
+    ],
+)
+def test_one_that_cannot_be_is_dropped(stop: UnseenStop) -> None:
+    kept, dropped = validated(replace(State(), unseen=stop), 1000.0)
+    assert (kept.unseen, dropped) == (None, ("unseen",))
+    sound = UnseenStop(down_at_s=-1e6, boots=(-1e6, 990.0), at_risk_s=1e5, by_s=1050.0)
+    assert validated(replace(State(), unseen=sound), 1000.0) == (replace(State(), unseen=sound), ())
+
+
+def test_a_stop_in_order_is_forgotten_by_the_boot_after_it() -> None:
+    assert next_boot(replace(LEFT, up=False, unseen=UnseenStop(down_at_s=1.0, left_because="b"))) is None

@@ -1,0 +1,197 @@
+"""A host that lost power in phase online: its next daemon brings training back, and no ordinary reboot does."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from powerguard.core.model.actions import Conduct, ResumeTraining
+from powerguard.core.model.events import RecoverNow, TrainerSeen
+from powerguard.core.model.state import Maintenance, Online, Recovery, UnseenStop
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.boots import lost_power, report_power_on
+from powerguard.daemon.control.admin import Admin, Directory
+from powerguard.daemon.loop import Loop
+from powerguard.daemon.observe.figures import cost_of
+from powerguard.daemon.observe.readiness import readiness
+from powerguard.daemon.observe.status import gates, stage
+from powerguard.effectors.bmc.engine import Probe
+from powerguard.effectors.bmc.ipmi import ChassisStatus, PowerRestorePolicy, RestartCause
+from tests.daemon.looped import World, in_virtual_time, until
+from tests.daemon.test_power_on import systemctl
+from tests.daemon.test_returning import ME
+from tests.daemon.watched import NOW_S, scene
+
+SEEN = TrainerSeen(at_s=0.0, trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0, step_s=1.5)
+
+
+def probe(cause: RestartCause | None, ac_failed: bool | None) -> Probe:
+    status = ChassisStatus(power_on=True, policy=PowerRestorePolicy.ALWAYS_ON, ac_failed=ac_failed)
+    return Probe(status=status, supported=None, restart_cause=cause)
+
+
+@pytest.mark.parametrize(
+    ("found", "lost"),
+    [
+        (None, None),
+        (probe(None, None), None),
+        (probe(None, True), True),
+        (probe(None, False), False),
+        (probe(RestartCause.UNKNOWN, True), True),
+        (probe(RestartCause.POLICY_ALWAYS_ON, None), True),
+        (probe(RestartCause.POLICY_LAST_STATE, False), True),
+        (probe(RestartCause.POWER_BUTTON, True), True),
+        (probe(RestartCause.SOFT_RESET, True), True),
+        (probe(RestartCause.SOFT_RESET, False), False),
+        (probe(RestartCause.SOFT_RESET, None), None),
+        (probe(RestartCause.WATCHDOG, True), False),
+        (probe(RestartCause.RESET_BUTTON, True), False),
+        (probe(RestartCause.PEF_RESET, None), False),
+    ],
+)
+def test_what_a_bmc_reports_of_the_boot_before(found: Probe | None, *, lost: bool | None) -> None:
+    """The bit for a loss of AC outlives a reset; firmware makes a soft one itself."""
+    assert lost_power(found) is lost
+
+
+async def training(world: World, daemon: Loop) -> None:
+    """Let training run for two minutes."""
+    daemon.submit(replace(SEEN, at_s=daemon.clock(), step=500, durable_step=460))
+    await rest(120.0)
+    assert isinstance(daemon.state.phase, Online)
+    assert world.started[-1:] == [] or not isinstance(world.started[-1], ResumeTraining)
+
+
+def started(world: World) -> int:
+    return sum(isinstance(action, ResumeTraining) for action in world.started)
+
+
+async def next_daemon(world: World, found: Probe | None, name: str = "boot-b-of-the-test") -> None:
+    """Boot half an hour later, and let the next daemon decide; its trainer is gone until it is started."""
+    await rest(1800.0)
+    world.next_boot(name)
+
+    async def why_on(_limit_s: float) -> Probe:
+        assert found is not None
+        return found
+
+    async with world.running() as daemon:
+        daemon.submit(replace(SEEN, at_s=daemon.clock(), alive=False))
+        asking = asyncio.get_running_loop().create_task(
+            report_power_on(daemon, lambda: None if found is None else why_on, systemctl())
+        )
+        await rest(90.0)
+        if isinstance(daemon.state.phase, Recovery):
+            daemon.submit(replace(SEEN, at_s=daemon.clock(), step=461, durable_step=460))
+            await until(lambda: isinstance(daemon.state.phase, Online), 10.0)
+        asking.cancel()
+
+
+@in_virtual_time
+async def test_training_is_started_after_a_loss_of_power_that_was_no_outage(tmp_path: Path) -> None:
+    """And what it cost is counted: the time that the host was off, and the work since the newest checkpoint."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await training(world, daemon)
+    await next_daemon(world, probe(RestartCause.POLICY_ALWAYS_ON, True))
+    assert started(world) == 1
+    (record,) = world.outages()
+    assert (record.outcome, record.figures["returned"], record.figures["host"]) == ("dirty", True, "gpu-01")
+    assert record.lasted_s == pytest.approx(1800.0 + 90.0, abs=63.0), "the journal has a state a minute"
+    cost = cost_of(record.figures)
+    assert cost is not None
+    assert cost.lost_s["rolled_back"] == pytest.approx(40 * 1.5)
+    assert cost.lost_s["stopped"] == pytest.approx(record.lasted_s, abs=1.0)
+    assert cost.return_s["power_on_to_boot"][0] == pytest.approx(41.25 + 20.0, abs=2.0)
+
+
+@in_virtual_time
+async def test_an_ordinary_reboot_starts_nothing(tmp_path: Path) -> None:
+    """That the daemon was asked to stop is in the journal at once, although nothing else happened."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await training(world, daemon)
+        daemon.stop_for_signal(host_stopping=True)
+        await rest(1.0)
+    await next_daemon(world, probe(RestartCause.POLICY_ALWAYS_ON, True))
+    assert (started(world), world.outages()) == (0, ())
+
+
+@in_virtual_time
+async def test_a_daemon_that_was_stopped_and_started_again_is_up(tmp_path: Path) -> None:
+    """An update of powerguard does not make the next loss of power an ordinary reboot."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running() as daemon:
+        await training(world, daemon)
+        daemon.stop_for_signal(host_stopping=False)
+    async with world.running(kill=True) as daemon:
+        await training(world, daemon)
+    await next_daemon(world, None)
+    assert started(world) == 1
+
+
+@in_virtual_time
+async def test_a_host_without_training_starts_none(tmp_path: Path) -> None:
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        daemon.submit(replace(SEEN, at_s=daemon.clock(), alive=False))
+        await rest(120.0)
+    await next_daemon(world, probe(RestartCause.POLICY_ALWAYS_ON, True))
+    assert (started(world), world.outages()) == (0, ())
+
+
+@in_virtual_time
+async def test_a_watchdog_is_no_loss_of_power(tmp_path: Path) -> None:
+    """Training stands, and says so, until a person starts it."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await training(world, daemon)
+    await next_daemon(world, probe(RestartCause.WATCHDOG, True))
+    assert (started(world), world.outages()) == (0, ())
+    assert world.notes().count("training_not_started_raised") == 1
+    async with world.running() as daemon:
+        (reason,) = [each for each in readiness(daemon) if each.name == "training_not_started"]
+        assert "the BMC reports watchdog" in reason.text
+        assert stage(daemon) == "unseen"
+        daemon.submit(RecoverNow(at_s=daemon.clock(), who="anna"))
+        await until(lambda: started(world) == 1, 20.0)
+        assert isinstance(daemon.state.phase, Recovery)
+    assert world.notes().count("training_not_started_cleared") == 1
+
+
+@in_virtual_time
+async def test_a_daemon_that_is_killed_before_the_bmc_answers_asks_it_again(tmp_path: Path) -> None:
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await training(world, daemon)
+    await rest(1800.0)
+    world.next_boot()
+    async with world.running(kill=True) as daemon:
+        await rest(5.0)
+        assert daemon.state.unseen is not None
+    async with world.running() as daemon:
+        daemon.submit(replace(SEEN, at_s=daemon.clock(), alive=False))
+        await rest(1.0)
+
+        async def why_on(_limit_s: float) -> Probe:
+            return probe(RestartCause.RESET_BUTTON, False)
+
+        asking = asyncio.get_running_loop().create_task(report_power_on(daemon, lambda: why_on, systemctl()))
+        await rest(90.0)
+        assert (started(world), daemon.state.alarms) == (0, ("training_not_started",))
+        asking.cancel()
+
+
+def test_recover_starts_what_is_not_started() -> None:
+    """It shows the reason among the gates, and takes the order."""
+    daemon = scene("online")
+    stop = UnseenStop(down_at_s=NOW_S - 600.0, left_because="the BMC reports watchdog")
+    daemon.state = replace(daemon.state, unseen=stop, maintenance=Maintenance(until_s=NOW_S + 9.0, reason="", who="a"))
+    last = gates(daemon)[-1]
+    assert (last.name, last.open, last.text) == ("loss of power", False, "the BMC reports watchdog")
+    daemon.events.clear()
+    code, _, _ = Admin(daemon, Directory("nobody")).recover(ME, {"unchecked": True})
+    assert (code, daemon.events) == (202, [RecoverNow(at_s=NOW_S, who="root")])
+    daemon.state = replace(daemon.state, unseen=replace(stop, left_because="", by_s=NOW_S + 5.0))
+    assert gates(daemon)[-1].text == "the BMC is asked whether AC was gone"
