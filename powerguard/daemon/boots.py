@@ -351,22 +351,27 @@ async def _probe(why_on: WhyOn | None) -> tuple[Probe | None, str]:
     return None, f"the BMC does not report it: {because}"
 
 
-_RESETS: Final = (RestartCause.RESET_BUTTON, RestartCause.WATCHDOG, RestartCause.PEF_RESET)
+_RESETS: Final = (
+    RestartCause.RESET_BUTTON,
+    RestartCause.WATCHDOG,
+    RestartCause.PEF_RESET,
+    RestartCause.PEF_POWER_CYCLE,
+)
 _AC_CAME: Final = (RestartCause.POLICY_ALWAYS_ON, RestartCause.POLICY_LAST_STATE)
 
 
 def lost_power(probe: Probe | None) -> bool | None:
     """Say whether AC was gone before this boot, by the BMC; None if it does not report it.
 
-    A host that trained was on, so a BMC that reports its last power-down knows of a loss of AC (IPMI 2.0 section 28.2,
-    "last power event"). That bit outlives a reset, though: it may be of an older loss. The firmware's own reset while
-    it trains memory is a soft one, so a soft one proves nothing.
+    The bit for a loss of AC (IPMI 2.0 section 28.2, "last power event") outlives a reset, so it may be of an older
+    loss; and boards that leave the byte at zero say nothing with it. A soft reset says nothing either: firmware makes
+    one itself while it trains memory.
     """
     if probe is None:
         return None
     if probe.restart_cause in _RESETS:
         return False
-    return True if probe.restart_cause in _AC_CAME else probe.status.ac_failed
+    return True if probe.status.ac_failed or probe.restart_cause in _AC_CAME else None
 
 
 def _cause(probe: Probe | None) -> str:

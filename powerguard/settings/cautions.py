@@ -325,5 +325,11 @@ def _idle(settings: Settings) -> Iterator[Mistake]:
             "not set, so powerguard starts a unit of this host after a power-off, besides the jobs that "
             f"scheduler.kind: {settings.scheduler.kind} starts (write by: scheduler; or by: host, if that is wanted)",
         )
+    elif resume.after_unseen_stop == "if-confirmed" and bmc.kind in {"none", "redfish"}:
+        yield Mistake(
+            ("resume", "after_unseen_stop"),
+            f"if-confirmed never starts training, because bmc.kind {bmc.kind} does not report a loss of AC "
+            "(write start or never)",
+        )
     elif resume.command and resume.target != plain_resume.target:
         yield Mistake(("resume", "target"), "has no effect, because resume.command is run instead (remove one of them)")

@@ -37,21 +37,23 @@ def probe(cause: RestartCause | None, ac_failed: bool | None) -> Probe:
         (None, None),
         (probe(None, None), None),
         (probe(None, True), True),
-        (probe(None, False), False),
+        (probe(None, False), None),
         (probe(RestartCause.UNKNOWN, True), True),
         (probe(RestartCause.POLICY_ALWAYS_ON, None), True),
         (probe(RestartCause.POLICY_LAST_STATE, False), True),
         (probe(RestartCause.POWER_BUTTON, True), True),
         (probe(RestartCause.SOFT_RESET, True), True),
-        (probe(RestartCause.SOFT_RESET, False), False),
+        (probe(RestartCause.SOFT_RESET, False), None),
+        (probe(RestartCause.POWER_BUTTON, False), None),
         (probe(RestartCause.SOFT_RESET, None), None),
         (probe(RestartCause.WATCHDOG, True), False),
         (probe(RestartCause.RESET_BUTTON, True), False),
         (probe(RestartCause.PEF_RESET, None), False),
+        (probe(RestartCause.PEF_POWER_CYCLE, False), False),
     ],
 )
 def test_what_a_bmc_reports_of_the_boot_before(found: Probe | None, *, lost: bool | None) -> None:
-    """The bit for a loss of AC outlives a reset; firmware makes a soft one itself."""
+    """The bit for a loss of AC outlives a reset, and many boards never set it; firmware makes a soft reset itself."""
     assert lost_power(found) is lost
 
 

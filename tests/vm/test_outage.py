@@ -142,11 +142,15 @@ class World:
         """Wait until that outage is over and training goes on where it stood; what the report says of it."""
         await self.until(lambda: self.phase == "online", "back online")
         self.waited_s = waited_s(self.chassis.pid)
-        went_on = await self.says("journalctl --boot --unit=train.service --output=cat --grep='go on'")
-        assert went_on == f"step {self.stood_at}: go on"
+        assert await self.went_on() == self.stood_at
         report = dict(json.loads(await self.says("/opt/powerguard/bin/powerguard report --json")))
         assert (report["outage"], report["outcome"], report["steps_lost"]) == (id_, "clean_shutdown", 0)
         return report
+
+    async def went_on(self) -> int:
+        """Return the step at which training of this boot went on."""
+        said = await self.says("journalctl --boot --unit=train.service --output=cat --grep='go on'")
+        return int(said.removeprefix("step ").removesuffix(": go on"))
 
     async def says(self, command: str) -> str:
         """Run a command in the guest that must succeed; what it said."""
@@ -247,3 +251,22 @@ async def test_utility_back_while_units_stop_makes_it_a_reboot(site: Site) -> No
         await it.trains_again(id_)
         assert (it.chassis.pid, it.chassis.bmc.orders) == (pid, [])
         assert "reboot_ordered" in await it.says("journalctl --boot=-1 --unit=powerguard.service --output=cat")
+
+
+async def test_a_loss_of_power_that_no_ups_reported_ends_in_training_again(site: Site) -> None:
+    """A breaker behind the UPS: the host is dark at once, in phase online. It comes back to its newest checkpoint."""
+    async with world(site) as it:
+        await it.begins_to_train()
+        await it.says("/opt/powerguard/bin/powerguard checkpoint")
+        await it.until(lambda: it.step > 0, "sure of a checkpoint")
+        saved = it.step
+        await it.chassis.cut()
+        await it.chassis.stays_off(OFF_S)
+        await it.chassis.restore()
+        await it.until(lambda: it.phase == "recovery", "in recovery")
+        await it.until(lambda: it.phase == "online", "back online")
+        assert await it.went_on() >= saved
+        report = dict(json.loads(await it.says("/opt/powerguard/bin/powerguard report --json")))
+        assert (report["outcome"], report["boots"]) == ("dirty", 2)
+        assert "unseen" in {each["rule"] for each in report["advice"]}
+        print(f"\n{report['recovery']}")

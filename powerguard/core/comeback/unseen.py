@@ -2,7 +2,7 @@
 
 A battery that dies at the transfer, or a breaker behind the UPS, ends a host in phase online: the journal knows of no
 outage. What it does know is that the host trained, and that nothing had asked the daemon to stop. A crash looks the
-same, so the BMC is asked whether AC was gone; only its report that it was not keeps training from being started
+same, so the BMC is asked whether AC was gone; only its report of a reset keeps training from being started
 (docs/decisions/0237). Whatever is not started is an alarm until training runs.
 """
 
@@ -75,7 +75,7 @@ def handle(turn: Turn, event: PoweredOn) -> None:
     """Enter what is reported of the end of the boot before."""
     unseen = turn.state.unseen
     if unseen is not None and unseen.by_s is not None:
-        reported = f"the BMC reports {event.cause or 'no loss of AC'}" if event.lost_power is False else event.because
+        reported = f"the BMC reports {event.cause or 'a reset'}" if event.lost_power is False else event.because
         turn.update(
             unseen=replace(
                 unseen,

@@ -161,7 +161,7 @@ class AfterUnseenStop(StrEnum):
     """Whether training is started after a boot before which the host went down out of order, outside an outage."""
 
     START = "start"
-    """Unless it is reported to have been something else than a loss of power."""
+    """Unless it is reported to have been a reset."""
     IF_CONFIRMED = "if-confirmed"
     """Only if the BMC reports a loss of power."""
     NEVER = "never"
