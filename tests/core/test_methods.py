@@ -357,7 +357,7 @@ def test_what_failed_may_be_armed_for_all_that() -> None:
     """A read-back that timed out: it stands, unconfirmed, so that it is taken back at the next start."""
     at = turn(shutdown(), armed(order="a-1"))
     obligations.handle(at, failed(order()))
-    assert at.state.armed == (armed(),)
+    assert at.state.armed == (armed(retry_at_s=NOW_S + methods.ARM_AGAIN_S),)
     assert story(at) == [
         ("power_on_blocked", "no such device", Level.WARNING, (("method", PowerOnMethod.RTC), ("took_s", 0.1)))
     ]
@@ -631,9 +631,39 @@ def test_on_one_unconfirmed_reading_nothing_is_taken_back() -> None:
 
 
 def test_past_the_commit_nothing_is_taken_back() -> None:
-    at = turn(shutdown(), armed(), TemporaryPolicy(policy="always-off"))
+    at = turn(shutdown(), armed(confirmed=True), TemporaryPolicy(policy="always-off"))
     methods.reconcile(at)
     methods.reconcile_policy(at)
+    assert at.actions == []
+
+
+def test_what_failed_at_the_commit_is_armed_again_while_the_host_stops() -> None:
+    """A sentinel's switch that was just restarting: the next try is 10 s later, with the time that is left then."""
+    at = turn(shutdown(), armed(PowerOnMethod.SENTINEL, order="a-1"))
+    obligations.handle(at, replace(failed(order(PowerOnMethod.SENTINEL)), harmless=True))
+    methods.reconcile(at)
+    assert at.actions == []
+    later = Turn(POLICY, at.state, NOW_S + methods.ARM_AGAIN_S)
+    methods.reconcile(later)
+    assert times(later) == {PowerOnMethod.SENTINEL: 180.0 - NOW_S - 10.0 + 30.0}
+    methods.reconcile(later)
+    assert len(later.actions) == 1, "one try at a time"
+
+
+@pytest.mark.parametrize(
+    ("phase", "one"),
+    [
+        (shutdown(), armed(PowerOnMethod.OUTPUT, ups="ups")),
+        (shutdown(), armed(confirmed=True)),
+        (shutdown(), armed(order="a-9")),
+        (shutdown(), armed(outage="older")),
+        (shutdown(force_at_s=NOW_S + 5.0), armed()),
+        (shutdown(force_at_s=0.0), armed()),
+    ],
+)
+def test_what_is_armed_or_under_way_or_too_late_is_not_armed_again(phase: Shutdown, one: Armed) -> None:
+    at = turn(phase, one)
+    methods.reconcile(at)
     assert at.actions == []
 
 

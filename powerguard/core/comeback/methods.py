@@ -42,6 +42,8 @@ from powerguard.core.model.state import (
 from powerguard.core.supply import fusion
 
 LIMIT_S = 5.0
+ARM_AGAIN_S = 10.0
+"""From a failure to arm at the commit to the next try, while the host stops."""
 AGAIN_S = 60.0
 MOST_AGAIN_S = 3600.0
 """Shortest and longest interval of retries to disarm; they grow once the method should have acted."""
@@ -196,7 +198,9 @@ def _handle_armed(turn: Turn, action: ArmPowerOn, outcome: Done | Failed) -> Non
         turn.note("power_on_blocked", outcome.reason, Level.WARNING, method=action.method, took_s=outcome.took_s)
         if armed is not None:
             # It may be armed unless the opposite is certain, so it is disarmed with the others.
-            if outcome.harmless:
+            if isinstance(turn.state.phase, Shutdown) and action.method is not PowerOnMethod.OUTPUT:
+                turn.owe(replace(armed, order=None, retry_at_s=turn.now_s + ARM_AGAIN_S))
+            elif outcome.harmless:
                 turn.settle(armed)
             else:
                 turn.owe(replace(armed, order=None))
@@ -266,6 +270,7 @@ def reconcile(turn: Turn) -> None:
     """Disarm each method that is no longer needed; arm again if the host may lose power before it can report."""
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
+        _arm_what_failed(turn, phase)
         return
     dark = isinstance(phase, Recovery) and phase.started_at_s is None and turn.state.feed.supply is Supply.BATTERY
     if dark and isinstance(phase, Recovery):
@@ -281,6 +286,31 @@ def reconcile(turn: Turn) -> None:
                 _give_up(turn, each)
     if STUCK in turn.state.alarms or DOUBTFUL in turn.state.alarms:
         _clear(turn)
+
+
+def _arm_what_failed(turn: Turn, phase: Shutdown) -> None:
+    """Arm again, while the host still stops, what its device or its network did not take at the commit."""
+    if turn.now_s >= phase.force_at_s - LIMIT_S:  # Or it is not ordered yet.
+        return
+    failed = [
+        each
+        for each in turn.state.armed
+        if each.outage == phase.outage.id and each.order is None and not (each.confirmed or each.leaving)
+        if each.method is not PowerOnMethod.OUTPUT and turn.now_s >= each.retry_at_s
+    ]
+    for each in failed:
+        turn.owe(replace(each, retry_at_s=turn.now_s + ARM_AGAIN_S))
+    if failed:
+        _arm_again(turn, phase, {each.method for each in failed})
+
+
+def _arm_again(turn: Turn, phase: Shutdown, methods: Collection[PowerOnMethod]) -> None:
+    """Arm for a power-off that is under way."""
+    policy, grade = turn.policy, phase.outage.grade
+    stops_s = phase.stops_within_s or budget.force_after_s(policy, grade)
+    off_at_s = phase.force_at_s or phase.latched_s + stops_s
+    off_in_s = max(off_at_s - turn.now_s, budget.force_after_s(policy, Grade.BARE))
+    arm(turn, phase.outage, methods, off_in_s=off_in_s, limit_s=LIMIT_S)
 
 
 def _clear(turn: Turn) -> None:
@@ -341,11 +371,7 @@ def after_restart(turn: Turn, lost: tuple[Obligation, ...]) -> None:
     methods = {each.method for each in lost if isinstance(each, Armed) and not each.leaving}
     phase = turn.state.phase
     if methods and isinstance(phase, Shutdown):
-        policy, grade = turn.policy, phase.outage.grade
-        stops_s = phase.stops_within_s or budget.force_after_s(policy, grade)
-        off_at_s = phase.force_at_s or phase.latched_s + stops_s
-        off_in_s = max(off_at_s - turn.now_s, budget.force_after_s(policy, Grade.BARE))
-        arm(turn, phase.outage, methods, off_in_s=off_in_s, limit_s=LIMIT_S)
+        _arm_again(turn, phase, methods)
 
 
 def unknown(policy: Policy, now_s: float) -> tuple[Armed, ...]:
