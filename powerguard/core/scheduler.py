@@ -118,7 +118,8 @@ def _is_over(turn: Turn, node: NodeMarked) -> bool:
         return True
     if fusion.is_stable(turn.policy, feed, turn.now_s, stable_s=turn.policy.node_return_s):
         return True
-    return feed.lost_since_s is not None and turn.now_s - feed.lost_since_s >= turn.policy.unknown_hold_s
+    since_s = fusion.unreported_since_s(feed)
+    return since_s is not None and turn.now_s - since_s >= turn.policy.unknown_hold_s
 
 
 def begin_again(turn: Turn, *, old_mode: Mode) -> None:

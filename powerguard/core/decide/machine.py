@@ -89,7 +89,7 @@ _REPORTED_ELSEWHERE = (
 )
 """Actions whose failure is reported by another line: of the source, of the power-on method, of the gate ..."""
 _MOVES = 6
-_LAST_WORD = "the last report of the silent UPS was utility"
+_LAST_WORD = "the UPS reported utility last, and has been silent or unclear for long"
 
 
 def step(policy: Policy, state: State, event: Event) -> Step:
@@ -416,8 +416,9 @@ def _decide_on_battery(turn: Turn) -> Decision | None:
     policy, state, now_s = turn.policy, turn.state, turn.now_s
     feed, sums = state.feed, turn.budget()
     # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
-    back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed) and budget.power_off_at_s(feed) is None
-    if back and fusion.is_fresh(policy, feed, now_s) and (not conditions.is_flapping(state, now_s) or _is_stable(turn)):
+    back = feed.supply is not Supply.BATTERY and not fusion.is_draining(feed) and budget.power_off_at_s(feed) is None
+    is_utility = feed.supply is Supply.UTILITY and fusion.is_fresh(policy, feed, now_s)
+    if back and is_utility and (not conditions.is_flapping(state, now_s) or _is_stable(turn)):
         is_aborted = turn.outage is not None and turn.outage.aborted_by
         because = "after the shutdown was aborted" if is_aborted else "before any action was needed"
         return Decision(Cause.UTILITY_BACK, f"utility returned {because}", sums)
@@ -435,7 +436,7 @@ def _decide_emergency(turn: Turn, event: Event) -> Decision | None:
         return Decision(Cause.ABORTED, _aborted_by(event), turn.budget())
     if _may_return(turn):
         because = f"utility stable for {turn.now_s - state.feed.since_s:.0f} s"
-        if not fusion.is_fresh(turn.policy, state.feed, turn.now_s):
+        if not _is_stable(turn):
             because = _LAST_WORD
         return Decision(Cause.UTILITY_STABLE, because, turn.budget())
     if isinstance(state.phase, EmergencyCheckpoint) and lifecycle.all_settled(state.trainers):
@@ -476,13 +477,11 @@ def _decide_commit(turn: Turn) -> Decision | None:
 
 
 def _is_blind_for_long(turn: Turn) -> bool:
-    """Open the gate if the last report was utility and the UPS has been silent for long since."""
-    feed = turn.state.feed
-    if feed.supply is not Supply.UTILITY or feed.lost_since_s is None:
+    """Open the gate if the last report was utility, and since then the UPS is silent, or reports neither, for long."""
+    since_s = fusion.unreported_since_s(turn.state.feed)
+    if since_s is None or turn.now_s - since_s < turn.policy.unknown_hold_s:
         return False
-    if turn.now_s - feed.lost_since_s < turn.policy.unknown_hold_s:
-        return False
-    turn.note("gate_forced", "the last report was utility, and the UPS has not answered for long", Level.ERROR)
+    turn.note("gate_forced", _LAST_WORD, Level.ERROR)
     return True
 
 
@@ -496,7 +495,7 @@ def _is_stable(turn: Turn) -> bool:
 def _may_return(turn: Turn) -> bool:
     """Utility has been stable long enough, no countdown runs, and no checkpoint that is worth it is torn."""
     state = turn.state
-    if state.feed.supply is not Supply.UTILITY or budget.power_off_at_s(state.feed) is not None:
+    if state.feed.supply is Supply.BATTERY or budget.power_off_at_s(state.feed) is not None:
         return False
     if not _is_stable(turn):
         return _is_blind_for_long(turn)
