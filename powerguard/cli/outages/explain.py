@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from powerguard.cli.outages import history
-from powerguard.cli.outages.facts import OutageFacts, gather, phases
+from powerguard.cli.outages.facts import OutageFacts, away_s, gather, phases
 from powerguard.cli.outages.history import (
     Elapsed,
     UnknownOutageError,
@@ -307,8 +307,7 @@ def _durations(
     """Return how long each part took, in seconds; None if it did not happen or is unknown."""
     record, elapsed = facts.outage.record, facts.elapsed
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
-    returns = facts.notes("host_returned")
-    away = [elapsed.away_s.get(step.line.boot_id, number(step.numbers.get("away_s"))) for step in returns]
+    away = [away_s(facts, step) for step in facts.notes("host_returned")]
     known = [s for s in away if s is not None]
     return {
         "trained_on_s": between(0.0, at["emergency_checkpoint"]),

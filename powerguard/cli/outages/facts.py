@@ -237,6 +237,14 @@ def _away(facts: OutageFacts, returned: Step, since_s: float) -> list[tuple[str,
     return [("off", min(dark_s, power_on_s)), ("boot", power_on_s), ("recovery", returned.after_s)]
 
 
+def away_s(facts: OutageFacts, returned: Step) -> float | None:
+    """Return how long the host was off before this return; None if it is unknown.
+
+    Of a host that went down before its outage was known, only the note of its return says so.
+    """
+    return facts.elapsed.away_s.get(returned.line.boot_id, number(returned.numbers.get("away_s")))
+
+
 def _powered_on(facts: OutageFacts, boot_id: str) -> Mapping[str, Any]:
     """Return the journal's facts on the start of a boot; empty if there are none."""
     return next((step.numbers for step in facts.notes("host_powered_on") if step.line.boot_id == boot_id), {})
@@ -339,7 +347,7 @@ def recovery(facts: OutageFacts) -> dict[str, Any]:
     started_s = None if started is None else started.after_s
     ended_s = seen_s if seen_s is not None else started_s
     return {
-        "away_s": facts.elapsed.away_s.get(back.line.boot_id),
+        "away_s": away_s(facts, back),
         "stop_s": measured(facts, "stop", back.line.boot_id),
         "powered_on_by": _brought_by(powered_on.get("cause"), later, rebooted=rebooted),
         "ac_failed": powered_on.get("ac_failed"),
