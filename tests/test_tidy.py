@@ -177,6 +177,13 @@ def starts_programs(name: str, source: str) -> Iterator[str]:
             yield f"{name}:{node.lineno}: {dotted(node.func)}: programs are started by powerguard.effectors.child"
 
 
+def guesses(name: str, source: str) -> Iterator[str]:
+    if name.startswith(f"{PRODUCT}/trainer/"):
+        for node in nodes_of(source):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "exists":
+                yield f"{name}:{node.lineno}: what cannot be looked at may be there: trainer.store.disk.is_there"
+
+
 def imports(name: str, source: str) -> Iterator[tuple[int, str]]:
     """Line and module of every import, those inside functions too."""
     for node in nodes_of(source):
@@ -254,8 +261,8 @@ def found_by(finders: Iterable[Finder], paths: list[Path]) -> list[str]:
 
 
 def test_product_keeps_the_rules() -> None:
-    """Short functions, one bulkhead, one way to start a program, imports that point one way."""
-    assert found_by((too_long, swallows, starts_programs, wrong_imports), modules(PRODUCT)) == []
+    """Short functions, one bulkhead, one way to start a program, no checkpoint taken for gone, imports of one way."""
+    assert found_by((too_long, swallows, starts_programs, guesses, wrong_imports), modules(PRODUCT)) == []
 
 
 def test_no_modules_import_each_other() -> None:
@@ -353,6 +360,7 @@ SLIPS: Final = [
     (mocks, "tests/test_a.py", "def test(mocker): mocker.spy(a, 'b')"),
     (starts_programs, "powerguard/daemon/a.py", "subprocess.run(['true'])"),
     (starts_programs, "powerguard/cli/a.py", "os.execvp('true', ['true'])"),
+    (guesses, "powerguard/trainer/a.py", "if not (folder / MANIFEST).exists(): remove(folder)"),
     (wrong_imports, "powerguard/__init__.py", "import os"),
     (wrong_imports, "powerguard/core/a.py", "def f():\n    import time"),
     (wrong_imports, "powerguard/core/a.py", "from powerguard.wire import x"),
@@ -379,6 +387,7 @@ CLEAN: Final = [
     (swallows, "powerguard/daemon/attempt.py", "try:\n    f()\nexcept Exception:\n    pass"),
     (mocks, "tests/test_a.py", "def test(monkeypatch): monkeypatch.setenv('A', 'b')"),
     (foreign, "docs/a.md", "the framework/workers do /works"),
+    (guesses, "powerguard/cli/a.py", "path.exists()"),
     (starts_programs, "powerguard/effectors/child.py", "asyncio.create_subprocess_exec('true')"),
     (
         wrong_imports,

@@ -41,6 +41,7 @@ from powerguard.trainer.seal.folder import (
     walk,
 )
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal
+from powerguard.trainer.store.disk import is_there
 from powerguard.trainer.store.store import SavedCheckpoint, StoreError, make_root
 
 METADATA: Final = ".metadata"
@@ -149,13 +150,13 @@ def _check_file(root: Path, file: SealedFile, chunk_bytes: int) -> None:
 def _take(folder: Path) -> None:
     """Make a folder ours: an empty seal says that we are at work. What an earlier attempt left there is removed."""
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / SEAL).exists():
+    if is_there(folder / SEAL):
         msg = f"{folder}: holds a sealed checkpoint; one is never written over (give each step a folder of its own)"
         raise SealError(msg)
-    if (folder / UNBORN).exists():
+    if is_there(folder / UNBORN):
         for left in [*folder.glob("__*.distcp"), *folder.glob(f"{METADATA}*")]:
             left.unlink()
-    elif (folder / METADATA).exists():
+    elif is_there(folder / METADATA):
         msg = (
             f"{folder}: holds a checkpoint without a seal (`powerguard seal {folder}` seals it; or take another folder)"
         )
@@ -192,7 +193,7 @@ def save_sealed(
         hold(root, ".lock-dcp")
         leave_behind(root, step, _NAMES)
         for left in root.glob(f"{_NAMES}/{UNBORN}"):
-            if not (left.parent / SEAL).exists():  # a kill, or a power cut, in the midst of an earlier save
+            if not is_there(left.parent / SEAL):  # a kill, or a power cut, in the midst of an earlier save
                 shutil.rmtree(left.parent, ignore_errors=True)
         # Not as the store names its own: those it removes when they have no manifest.
         return f"dcp-step-{step}-{secrets.token_hex(4)}"

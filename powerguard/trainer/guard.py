@@ -50,7 +50,7 @@ from powerguard.trainer.loop.writer import UploadSchedule, Writer
 from powerguard.trainer.ranks import Ranks, RanksError, detect
 from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.ranks.coordinator import RankCoordinator
-from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.disk import Disk, is_there
 from powerguard.trainer.store.items import State
 from powerguard.trainer.store.manifest import MAX_TEXT
 from powerguard.trainer.store.store import HERE, SavedCheckpoint, Store, StoreError, make_root
@@ -195,7 +195,7 @@ def _leads(root: Path, ranks: Ranks) -> bool:
             except TimeoutError as error:
                 msg = f"rank 0 did not report within {_MEET_S:g} s whether {root} is shared (see what it says)"
                 raise RanksError(msg) from error
-            is_shared = (root / name).exists()
+            is_shared = is_there(root / name)
             store.set(f"root/seen/{ranks.host}", b"1")
             return not is_shared
         name = f"{HERE}{secrets.token_hex(8)}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.disk import Disk, is_there
 from powerguard.trainer.store.folders import Found, Refused, look
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import Shard, StoreError, committed_ms, step_of
@@ -206,7 +206,7 @@ def read_items(folder: Path, shard: Shard, names: Collection[str]) -> dict[str, 
 
     Raises CorruptError, OSError; StoreError where the shard lies on another host.
     """
-    if not (folder / shard.file).exists():
+    if not is_there(folder / shard.file):
         msg = f"{folder / shard.file}: is not here, but on another host (read the checkpoint from a shared folder)"
         raise StoreError(msg)
     wanted = [entry for entry in shard.items if entry.name in names]
@@ -260,7 +260,7 @@ def export(weights: Weights, target: Path) -> int:
     header += b" " * (-len(header) % 8)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(target.parent))
-    if target.exists():
+    if is_there(target):
         raise FileExistsError(errno.EEXIST, "is there already (name a new file)", str(target))
     unfinished = target.with_name(f".{target.name}.tmp")
     try:

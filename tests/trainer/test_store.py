@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.disk import Disk, is_there
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import MANIFEST, ManifestError
 from powerguard.trainer.store.shards import CancelledError, CorruptError, Snapshot
@@ -821,3 +821,13 @@ def test_a_folder_of_another_user_that_is_closed_costs_no_save(caplog: pytest.Lo
             os.seteuid(0)
         assert other.is_dir()
     assert "cannot be removed" not in caplog.text
+
+
+def test_what_cannot_be_looked_at_is_not_taken_for_gone(tmp_path: Path) -> None:
+    """A folder without a manifest may be removed, so an error that only hides it must be one."""
+    file = tmp_path / "file"
+    assert (is_there(file), is_there(file / "below")) == (False, False)
+    file.touch()
+    assert (is_there(file), is_there(file / "below"), is_there(tmp_path)) == (True, False, True)
+    with pytest.raises(OSError, match="too long"):
+        is_there(tmp_path / ("a" * 300))

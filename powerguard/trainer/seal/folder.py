@@ -44,7 +44,7 @@ from powerguard.trainer.seal.manifest import (
     read_seal,
     step_in,
 )
-from powerguard.trainer.store.disk import Disk, FolderLock
+from powerguard.trainer.store.disk import Disk, FolderLock, is_there
 from powerguard.trainer.store.folders import BAD, OLD
 from powerguard.trainer.store.manifest import MANIFEST, step_of
 from powerguard.trainer.store.shards import in_threads
@@ -372,7 +372,7 @@ def verify(folder: Path | str, *, progress: Progress | None = None, direct: bool
 def _check_foreign(root: Path) -> None:
     """Refuse what is no folder, and what needs no seal: a store of ours (it goes on being written) or a part of it."""
     if not root.is_dir():
-        msg = f"{root}: {'is not a folder (seal its parent folder)' if root.exists() else 'no such folder'}"
+        msg = f"{root}: {'is not a folder (seal its parent folder)' if is_there(root) else 'no such folder'}"
         raise SealError(msg)
     ours = root if _is_ours(root) else None
     with os.scandir(root) as entries:
@@ -391,7 +391,7 @@ def _check_alone(root: Path) -> None:
     if inner is not None:
         msg = f"{root}: {inner.name} in it is sealed by itself (seal each checkpoint's own folder, not the one above)"
         raise SealError(msg)
-    if (root.parent / SEAL).exists():
+    if is_there(root.parent / SEAL):
         msg = f"{root}: {root.parent} is sealed as a whole (seal that --again, or remove its {SEAL} first)"
         raise SealError(msg)
 

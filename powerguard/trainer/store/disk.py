@@ -282,7 +282,7 @@ class DiskFile:
                 if not refuses_direct(error):
                     raise
                 self.direct = False
-                create = create and not self._path.exists()  # open(2) may leave the file behind when it refuses
+                create = create and not is_there(self._path)  # open(2) may leave the file behind when it refuses
         return self._disk.open(self._path, create=create)
 
     @contextlib.contextmanager
@@ -304,6 +304,19 @@ def is_gone(error: OSError) -> bool:
     Over NFS that may be ESTALE: the client still had its handle, and the server has the file no more.
     """
     return error.errno in _GONE
+
+
+def is_there(path: Path) -> bool:
+    """Whether something lies there. Raises OSError where that cannot be known: what is not there may be removed.
+
+    From Python 3.14 on `Path.exists` answers False to any error, such as EIO of a NAS that is away for a moment. ESTALE
+    (`is_gone`) is one of those here: a server that exports its disk again has all that it had.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def shares_blocks(path: Path) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
-from powerguard.trainer.store.disk import FULL, Disk, DiskFile, FolderLock, is_gone, shares_blocks
+from powerguard.trainer.store.disk import FULL, Disk, DiskFile, FolderLock, is_gone, is_there, shares_blocks
 from powerguard.trainer.store.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -113,7 +113,7 @@ def look(root: Path, rank: int | None = None, *, among: Sequence[Path] | None = 
                 yield Refused(folder.name, f"{folder}: {error}", rotten=False)
         except StoreError as error:
             # Pruned between its manifest and its shards: the manifest is what goes first, and no name comes twice.
-            if (folder / MANIFEST).exists():
+            if is_there(folder / MANIFEST):
                 yield Refused(folder.name, str(error), rotten=not isinstance(error.__cause__, VersionError))
     for link in files_in(root) if among is None else ():
         if step_of(link.name) is not None and link.is_symlink():
@@ -172,7 +172,7 @@ def folders(root: Path) -> Sequence[Path]:
 def has_manifest(folder: Path) -> bool:
     """Whether a folder has a manifest, or may have one: it is another user's, and closed to this one."""
     try:
-        return (folder / MANIFEST).exists()
+        return is_there(folder / MANIFEST)
     except PermissionError:
         return True
 
@@ -373,7 +373,7 @@ class Slots:
                 self._disk.sync_folder(path)
             except FileNotFoundError:
                 return False  # taken by a save
-        if manifest_bytes and not (self._root / _ROOM).exists():
+        if manifest_bytes and not is_there(self._root / _ROOM):
             DiskFile(self._disk, self._root / _ROOM, direct=False).close()
         self._disk.sync_folder(self._root)
         return True
@@ -476,7 +476,7 @@ class Slots:
         except (BlockingIOError, FileNotFoundError):
             return False
         with lock:
-            is_whole = (folder / MANIFEST).exists()
+            is_whole = is_there(folder / MANIFEST)
             if not lock.is_at(folder) or (is_whole and unborn):
                 return False
             if is_whole:
@@ -489,7 +489,7 @@ class Slots:
     def _becomes_slot(self, folder: Path) -> bool:
         """Make a folder one of the missing slots, if one is missing; another rank may be making it at the same time."""
         for path in self._paths:
-            if path.exists():
+            if is_there(path):
                 continue
             try:
                 self._disk.rename(folder, path)
@@ -512,7 +512,7 @@ class Slots:
         for path in self.free():
             for file in files_in(path):
                 unlink_linked(self._disk, file)
-            if (path / MANIFEST).exists():
+            if is_there(path / MANIFEST):
                 self._disk.rename(path / MANIFEST, path / UNBORN)
                 self._disk.sync_folder(path)
             for file in files_in(path):

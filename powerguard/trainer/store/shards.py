@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Final, Self
 
-from powerguard.trainer.store.disk import FULL, Disk, DiskFile, FolderLock, refuses_direct, stop_direct
+from powerguard.trainer.store.disk import FULL, Disk, DiskFile, FolderLock, is_there, refuses_direct, stop_direct
 from powerguard.trainer.store.items import Copier, Flight, Item, Loaded, PlannedItems
 from powerguard.trainer.store.manifest import (
     ALIGN,
@@ -540,7 +540,7 @@ def held(folder: Path) -> Iterator[None]:
     except BlockingIOError as error:
         raise FileNotFoundError(errno.ENOENT, "is being removed", str(folder)) from error
     with lock:
-        if not lock.is_at(folder) or not (folder / MANIFEST).exists():
+        if not lock.is_at(folder) or not is_there(folder / MANIFEST):
             raise FileNotFoundError(errno.ENOENT, "is being removed", str(folder))
         yield
 
@@ -565,7 +565,7 @@ def scrub(folder: Path, manifest: Manifest, *, rate: float | None = None, stop: 
     done = 0
     corrupt = None
     whole = True
-    shards = [packed for packed in manifest.shards if manifest.hosts == 1 or (folder / packed.file).exists()]
+    shards = [packed for packed in manifest.shards if manifest.hosts == 1 or is_there(folder / packed.file)]
     with held(folder), Snapshot(max((packed.chunk_bytes for packed in shards), default=0)) as memory:
         try:
             for packed in shards:

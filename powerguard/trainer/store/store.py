@@ -24,7 +24,7 @@ from threading import Event
 from typing import Final, Self, TypeVar
 
 from powerguard.trainer.log import log
-from powerguard.trainer.store.disk import FULL, NO_LOCKS, Disk, DiskFile, FolderLock, shared_soon
+from powerguard.trainer.store.disk import FULL, NO_LOCKS, Disk, DiskFile, FolderLock, is_there, shared_soon
 from powerguard.trainer.store.folders import (
     BAD,
     MANIFEST_ROOM,
@@ -192,7 +192,7 @@ class Store:
                 if not has_manifest(path):
                     self._left.append(path.name)
                     # A ready-made folder has room for a manifest until there is one: a kill cut the save off.
-                    level = logging.INFO if (path / UNBORN).exists() else logging.WARNING
+                    level = logging.INFO if is_there(path / UNBORN) else logging.WARNING
                     text = "%s: has no manifest, so it is not a checkpoint: an interrupted save, or a deleted manifest"
                     log.log(level, text, path)
                     if not self._slots.give_back(path, unborn=True):
@@ -284,7 +284,7 @@ class Store:
         self, path: Path, snapshot: Snapshot, layout: Layout, progress: Progress | None, cancel: Event | None
     ) -> Written:
         unlink_linked(self._disk, path)
-        content, is_new = snapshot.buffer[: layout.size_bytes], not path.exists()
+        content, is_new = snapshot.buffer[: layout.size_bytes], not is_there(path)
         write = partial(
             write_file,
             self._disk,
@@ -349,7 +349,7 @@ class Store:
         """
         original, root = Path(saved.path), self.root / name
         kept, unfinished = root / original.name, root / f"{_NEW}{original.name}"
-        if not kept.exists():
+        if not is_there(kept):
             root.mkdir(exist_ok=True)
             for left in root.glob(f"{_NEW}*"):
                 remove(self._disk, left)
@@ -362,7 +362,7 @@ class Store:
             self._disk.sync_folder(self.root)
         for older in folders(root):
             if older != kept:
-                if (older / MANIFEST).exists():
+                if is_there(older / MANIFEST):
                     self._disk.unlink(older / MANIFEST)  # first: what is half removed must not look whole
                 remove(self._disk, older)
         return kept
@@ -413,7 +413,7 @@ class Store:
             msg = f"{name!r} is not a valid name for a checkpoint"
             raise StoreError(msg)
         folder = self.root / name
-        if (folder / MANIFEST).exists():
+        if is_there(folder / MANIFEST):
             msg = f"{folder}: is committed already, and a name is never used twice"
             raise StoreError(msg)
         is_tight = free_bytes(self.root) < roomy(size_bytes) * self._sharers

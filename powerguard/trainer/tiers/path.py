@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from powerguard.trainer.store.disk import refuses_direct
+from powerguard.trainer.store.disk import is_there, refuses_direct
 from powerguard.trainer.store.folders import Found, Refused, look
 from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
 from powerguard.trainer.store.shards import ShardReader, Snapshot
@@ -215,7 +215,7 @@ class PathTier:
 
     def _is_aside(self, name: str) -> bool:
         try:
-            return (self._root / name / SET_ASIDE).exists()
+            return is_there(self._root / name / SET_ASIDE)
         except PermissionError:  # another user's folder
             return False
 
@@ -381,7 +381,7 @@ def _link(unborn: Path, born: Path) -> bool:
         if error.errno not in _NO_LINKS:
             raise
         # A mount without links (SMB, some FUSE): what could slip in between is the same manifest, of the same name.
-        if born.exists():
+        if is_there(born):
             return False
         unborn.rename(born)
     return True

@@ -18,6 +18,7 @@ from threading import Condition, Event, Lock
 from typing import Final, TypeVar
 
 from powerguard.trainer.ranks.base import boottime_s
+from powerguard.trainer.store.disk import is_there
 from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Packed, Shard
 from powerguard.trainer.store.shards import CorruptError, ShardReader, Snapshot
 from powerguard.trainer.tiers.base import TRANSIENT, Kind, Part, Remote, Target, TierError
@@ -228,7 +229,7 @@ class Transfer:
             raise TierError(Kind.CORRUPT, f"local checkpoint: {self._folder / MANIFEST}: {error}") from None
 
     def _upload_all(self, manifest: Manifest) -> None:
-        local_shards = [packed for packed in manifest.shards if (self._folder / packed.file).exists()]
+        local_shards = [packed for packed in manifest.shards if is_there(self._folder / packed.file)]
         self.progress.bytes_total, self.progress.bytes_done = sum(packed.size_bytes for packed in local_shards), 0
         for packed in local_shards:
             self._upload(self._unpacked(packed))
