@@ -33,10 +33,11 @@ def places_of(config: str) -> tuple[list[str], str]:
         known = {trainer.socket_path for trainer in trainers}
         found, _ = sockets_in(Path(settings.trainer_sockets), uids=(), known=())
         trainers += [TrainerOptions(name=n, url=f"unix:{path}") for n, path in found.items() if path not in known]
-    places = [trainer.checkpoint_dir for trainer in settings.trainers if trainer.checkpoint_dir is not None]
+    named = [trainer.checkpoint_dir for trainer in settings.trainers if trainer.checkpoint_dir is not None]
+    places = [*settings.checkpoint_dirs, *named]
     places += asyncio.run(_reported_places(trainers))
     unique = list(dict.fromkeys(os.path.normpath(place) for place in places))
-    return unique, "" if unique else "name a folder: no trainer reports where its checkpoints are (checkpoint_dir)"
+    return unique, "" if unique else "name a folder: neither settings (checkpoint_dirs) nor trainers name one"
 
 
 async def _reported_places(trainers: Iterable[TrainerOptions]) -> list[str]:
@@ -69,7 +70,7 @@ _COLOURS: Final = {
     "not_sealed": "yellow",
     "set_aside": "yellow",
 }
-_PLACES: Final = "a folder, a checkpoint, or scheme://bucket/prefix/JOB (default: the trainers' folders)"
+_PLACES: Final = "a folder, a checkpoint, or scheme://bucket/prefix/JOB (default: those of settings and trainers)"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -205,6 +206,7 @@ def _list(args: argparse.Namespace) -> int:
         return fail(args, verb, why, EX_USAGE)
     entries: list[Entry] = []
     trouble: list[tuple[str, str]] = []
+    seen: set[str] = set()
     with Bar("", quiet=args.json) as bar:
         for place in places:
             try:
@@ -214,7 +216,9 @@ def _list(args: argparse.Namespace) -> int:
                 continue
             if not found:
                 trouble.append((place, f"{place}: no checkpoint there"))
-            entries += [verified(entry, bar, **access_of(args)) if reads else entry for entry in found]
+            new = [entry for entry in found if entry.path not in seen]  # one place may lie in another
+            seen |= {entry.path for entry in new}
+            entries += [verified(entry, bar, **access_of(args)) if reads else entry for entry in new]
     if args.json:
         print(json.dumps(_object(places, entries, trouble, now_s()), indent=2))
     else:

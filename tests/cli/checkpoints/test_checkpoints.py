@@ -301,6 +301,20 @@ def test_places_are_what_settings_and_trainers_name(
         assert places_of(str(config))[0] == [str(nas / "hf")]
 
 
+def test_folders_of_the_settings_are_listed_and_each_checkpoint_once(
+    tmp_path: Path, nas: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trainer's own folder may lie in one of `checkpoint_dirs`."""
+    config = tmp_path / "pg.yaml"
+    text = SETTINGS.format(sockets=tmp_path / "none", mute=nas / "hf")
+    config.write_text(f'{text}\ncheckpoint_dirs: ["{nas}"]\n', encoding="utf-8")
+    assert places_of(str(config))[0] == [str(nas), str(nas / "hf")]
+    assert main(["checkpoints", "list", "--json", "--config", str(config)]) == 0
+    paths = [each["path"] for each in json.loads(capsys.readouterr().out)["checkpoints"]]
+    assert any("/llm/" in path for path in paths)
+    assert len(paths) == len(set(paths))
+
+
 def test_what_the_daemons_parts_log_is_not_in_the_output(tmp_path: Path, nas: Path) -> None:
     """In a process of its own: on a host without the folder of sockets, a log line stood before the object."""
     config = tmp_path / "pg.yaml"
