@@ -189,6 +189,13 @@ def unknown(policy: Policy, now_s: float) -> tuple[NodeMarked, ...]:
     return (NodeMarked(at_s=now_s),) if policy.scheduler and policy.mode is not Mode.DRY_RUN else ()
 
 
+def rebooted(turn: Turn) -> None:
+    """Enter that the host lost power unannounced: the scheduler may have set its node down for that."""
+    for node in (turn.state.node,) if turn.state.node is not None else unknown(turn.policy, turn.now_s):
+        # An order that is in flight does not know it yet: its answer counts no more.
+        turn.owe(replace(node, rebooted=True, order=None, retry_at_s=turn.now_s))
+
+
 def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool) -> tuple[NodeMarked, ...]:  # noqa: ARG001
     """Return the mark that is still to be taken off in another boot: the scheduler keeps it.
 

@@ -313,10 +313,16 @@ def _idle(settings: Settings) -> Iterator[Mistake]:
             if getattr(bmc, key) is not None
         )
     resume, plain_resume = settings.resume, ResumeOptions()
+    if resume.after_unseen_stop == "if-confirmed" and bmc.kind in {"none", "redfish"}:
+        yield Mistake(
+            ("resume", "after_unseen_stop"),
+            f"if-confirmed never starts training, because bmc.kind {bmc.kind} does not report a loss of AC "
+            "(write start or never)",
+        )
     if resume.by == "scheduler":
         yield from (
             Mistake(("resume", key), "has no effect, because resume.by is scheduler (write by: host, or remove it)")
-            for key in ("target", "command", "after_unseen_stop")
+            for key in ("target", "command")
             if getattr(resume, key) != getattr(plain_resume, key)
         )
     elif settings.scheduler.kind != "none" and "by" not in resume.model_fields_set:
@@ -324,12 +330,6 @@ def _idle(settings: Settings) -> Iterator[Mistake]:
             ("resume", "by"),
             "not set, so powerguard starts a unit of this host after a power-off, besides the jobs that "
             f"scheduler.kind: {settings.scheduler.kind} starts (write by: scheduler; or by: host, if that is wanted)",
-        )
-    elif resume.after_unseen_stop == "if-confirmed" and bmc.kind in {"none", "redfish"}:
-        yield Mistake(
-            ("resume", "after_unseen_stop"),
-            f"if-confirmed never starts training, because bmc.kind {bmc.kind} does not report a loss of AC "
-            "(write start or never)",
         )
     elif resume.command and resume.target != plain_resume.target:
         yield Mistake(("resume", "target"), "has no effect, because resume.command is run instead (remove one of them)")

@@ -121,9 +121,7 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
         stale_s=_MISSES * max(1.0, *(source.poll_s for source in ups.sources)),
         resume_charge_share=budget.resume_charge_pct / 100.0,
         unknown_hold_s=budget.unknown_hold_s,
-        after_unseen_stop=None
-        if settings.resume.by == "scheduler"
-        else AfterUnseenStop(settings.resume.after_unseen_stop),
+        after_unseen_stop=AfterUnseenStop(settings.resume.after_unseen_stop),
         job_wait_s=settings.resume.whole_within_s,
         charge_hold_s=budget.charge_hold_s,
         mode=Mode(settings.mode),

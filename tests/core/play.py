@@ -172,7 +172,7 @@ def make_policy(words: list[str]) -> Policy:
         elif key == "boot_id":
             fields[key] = value
         elif key == "after_unseen_stop":
-            fields[key] = AfterUnseenStop(value) if value != "scheduler" else None
+            fields[key] = AfterUnseenStop(value)
         elif key == "mode":
             fields[key] = Mode(value)
         elif key == "methods":

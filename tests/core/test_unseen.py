@@ -38,11 +38,10 @@ def next_boot(left: State, *, gap_s: float | None = 600.0) -> UnseenStop | None:
         ("if-confirmed", "unknown", False, "nothing confirms a loss of power (reported by the BMC)"),
         ("if-confirmed", "reset-button reset", False, "the BMC reports reset-button"),
         ("never", "policy-always-on ac", False, "resume.after_unseen_stop is never"),
-        ("scheduler", "policy-always-on ac", False, ""),
     ],
 )
 def test_what_the_settings_say(setting: str, report: str, *, starts: bool, because: str) -> None:
-    """As docs/guides/return.md has it. Where a scheduler starts the jobs there is nothing to start, and no alarm."""
+    """As docs/guides/return.md has it."""
     result = play(
         f"{SITE} after_unseen_stop={setting}",
         AUTO,

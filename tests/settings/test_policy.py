@@ -166,7 +166,6 @@ def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
         ({"sentinel": {"name": "node-1"}}, "sentinel.name"),
         ({"resume": {"by": "scheduler", "command": ["/bin/true"]}}, "resume.command"),
         ({"resume": {"by": "scheduler", "target": "train.service"}}, "resume.target"),
-        ({"resume": {"by": "scheduler", "after_unseen_stop": "never"}}, "resume.after_unseen_stop"),
         ({"bmc": {"kind": "none"}, "resume": {"after_unseen_stop": "if-confirmed"}}, "resume.after_unseen_stop"),
         ({"resume": {"command": ["/bin/true"], "target": "train.service"}}, "resume.target"),
         ({"scheduler": {"kind": "slurm"}, "resume": {"command": ["/bin/true"]}}, "resume.by"),

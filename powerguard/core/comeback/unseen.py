@@ -24,25 +24,26 @@ NOT_STARTED: Final = "training_not_started"
 
 
 def after_boot(policy: Policy, old: State, stored_at_s: float, now_s: float, gap_s: float | None) -> UnseenStop | None:
-    """Return how the old boot ended, if it went down unasked and outside an outage while it trained; else None.
+    """Return how the old boot ended, if it went down unasked and outside an outage; else None.
 
-    old: the state that it left, in its own clock, whose last entry is of stored_at_s. gap_s: from then to now; None:
-    unknown.
+    None also where nothing trained and no scheduler has a node here. old: the state that it left, in its own clock; its
+    last entry is of stored_at_s. gap_s: from then to now; None: unknown.
     """
     shift_s = now_s - (gap_s or 0.0) - stored_at_s
-    if not isinstance(old.phase, Online) or not old.up or policy.after_unseen_stop is None:
+    if not isinstance(old.phase, Online) or not old.up:
         return None
     before = old.unseen
     trained = [trainer for trainer in old.trainers if trainer.alive and not trainer.stood]
     # Training that was still to be started has done no work, and is owed as before.
     undecided = before if before is not None and before.by_s is not None else None
-    if not (trained or undecided or old.start or old.owing(JobEnded)):
+    is_owed = bool(undecided or old.start or old.owing(JobEnded))
+    if not (trained or is_owed or policy.scheduler):
         return None
     earlier = () if before is None else tuple(at_s + shift_s for at_s in before.boots)
     found = UnseenStop(
         down_at_s=now_s - (gap_s or 0.0),
         away_s=gap_s,
-        trainers=len(trained) or (undecided.trainers if undecided is not None else 1),
+        trainers=len(trained) or (undecided.trainers if undecided is not None else int(is_owed)),
         at_risk_s=round(sum(_behind_s(each, stored_at_s) for each in trained), 3),
         boots=(*earlier[1 - OFTEN :], now_s),
         by_s=now_s + REPORT_LIMIT_S,
@@ -148,7 +149,7 @@ def reconcile(turn: Turn) -> None:
         f"the host went down on utility, unasked, while it trained; {unseen.left_because}: "
         "start training with powerguard recover"
     )
-    holds = bool(unseen.left_because)
+    holds = bool(unseen.left_because) and unseen.trainers > 0
     turn.set_alarm(NOT_STARTED, text if holds else "training runs", holds=holds, level=Level.ERROR)
 
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from powerguard.core import obligations
+from powerguard.core import obligations, scheduler
 from powerguard.core.comeback import gate, methods, unseen
 from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
@@ -189,6 +189,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> P
         return Online()
     outage = _new_outage(turn, decision) if isinstance(old, Online) else old.outage
     if decision.cause is Cause.POWER_LOST:
+        scheduler.rebooted(turn)
         return unseen.returned(turn, outage)
     if target is OnBattery:
         return OnBattery(outage=replace(outage, aborted_by=turn.aborted_by(outage)))

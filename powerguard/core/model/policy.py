@@ -237,8 +237,8 @@ class Policy:
         switches off.
     late_reboot: utility that came back after the commit may turn the power-off into a reboot. checks_host: after a
         return training is not started before the check has found the host complete.
-    after_unseen_stop: whether training is started after a stop outside an outage that nothing had ordered; None: a
-        scheduler starts its jobs again by itself.
+    after_unseen_stop: whether training is started, and the scheduler's node given back, after a stop outside an outage
+        that nothing had ordered.
     shared: other hosts hang on the same UPS; None: this host has it to itself. shed: how early it makes room for them.
     feeds: where several UPSes feed the host, each of them; empty for one. minimum_supplies: power supplies that must
         have power for the host to run.
@@ -291,7 +291,7 @@ class Policy:
     outputs: tuple[str, ...] = ()
     late_reboot: bool = False
     checks_host: bool = False
-    after_unseen_stop: AfterUnseenStop | None = AfterUnseenStop.START
+    after_unseen_stop: AfterUnseenStop = AfterUnseenStop.START
     trainers: tuple[TrainerPolicy, ...] = ()
     shared: Shared | None = None
     shed: Shed | None = None

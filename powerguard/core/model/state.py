@@ -730,10 +730,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenStop:
-    """The host went down on utility while it trained, unasked: it lost power without a warning, or it crashed.
+    """The host went down on utility, unasked: it lost power without a warning, or it crashed.
 
     down_at_s: when it was last known to run, in this boot's clock. away_s: from then to this boot's first step; None:
-    unknown. trainers: how many trained; at_risk_s: their work since their newest checkpoints, as far as it is known.
+    unknown. trainers: how many trained, or were to be started. at_risk_s: their work since their newest checkpoints, as
+    far as it is known.
     boots: when the host came back from such stops, this one last.
     lost_power, firmware_s: as in `events.PoweredOn`; reported: what says so. by_s: until when that is waited for; None:
     it is decided.
