@@ -435,9 +435,8 @@ def _decide_emergency(turn: Turn, event: Event) -> Decision | None:
     if isinstance(event, Abort):
         return Decision(Cause.ABORTED, _aborted_by(event), turn.budget())
     if _may_return(turn):
-        because = f"utility stable for {turn.now_s - state.feed.since_s:.0f} s"
-        if not _is_stable(turn):
-            because = _LAST_WORD
+        stable = f"utility stable for {turn.now_s - state.feed.since_s:.0f} s"
+        because = stable if _is_stable(turn) else _LAST_WORD
         return Decision(Cause.UTILITY_STABLE, because, turn.budget())
     if isinstance(state.phase, EmergencyCheckpoint) and lifecycle.all_settled(state.trainers):
         return Decision(Cause.CHECKPOINT_DURABLE, lifecycle.settled_because(state.trainers), turn.budget())

@@ -405,8 +405,8 @@ def unreported_since_s(feed: Feed) -> float | None:
 
     No source answers, or one does and reports "off" or "unknown".
     """
-    if feed.supply is Supply.UNKNOWN and feed.reading is not None:
-        return feed.since_s
+    if feed.supply is Supply.UNKNOWN:
+        return feed.since_s if feed.utility_seen and feed.reading is not None else None
     return feed.lost_since_s if feed.supply is Supply.UTILITY else None
 
 

@@ -414,7 +414,7 @@ PLANTS: tuple[Plant, ...] = (
         name="resume_while_on_battery",
         module="powerguard.core.decide.machine",
         swaps=(
-            ("    if state.feed.supply is not Supply.UTILITY or budget.", "    if budget."),
+            ("    if state.feed.supply is Supply.BATTERY or budget.", "    if budget."),
             ("    if not _is_stable(turn):", "    if False:"),
             # Only out of a hold: from a checkpoint on its way it would come and go within one step, without end.
             ("not lifecycle.holds_return(state.trainers, turn.now_s)", "type(state.phase).__name__ == 'Holding'"),
@@ -763,12 +763,24 @@ PLANTS: tuple[Plant, ...] = (
         site=_HIDDEN,
     ),
     Plant(
+        name="a_stop_outside_an_outage_ends_training",
+        module="powerguard.core.comeback.unseen",
+        swaps=(("    if not isinstance(old.phase, Online) or not old.up:", "    if True:"),),
+        level="loop",
+        within=1100,
+        hint=373,
+    ),
+    Plant(
         name="an_order_that_failed_armed_nothing",
         module="powerguard.core.comeback.methods",
         swaps=(
             (
-                "            if outcome.harmless:\n",
-                "            if True:\n",
+                "            if isinstance(turn.state.phase, Shutdown) and action.method is not",
+                "            if False and action.method is not",
+            ),
+            (
+                "            elif outcome.harmless:\n",
+                "            elif True:\n",
             ),
         ),
         level="loop",
