@@ -185,6 +185,28 @@ async def test_a_daemon_that_is_killed_before_the_bmc_answers_asks_it_again(tmp_
         asking.cancel()
 
 
+@in_virtual_time
+async def test_an_outage_before_it_is_decided_has_a_story_of_its_own(tmp_path: Path) -> None:
+    """Power fails again within the first minute, and returns: two outages, each with its own lines and figures."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await training(world, daemon)
+    await rest(1800.0)
+    world.next_boot()
+    async with world.running() as daemon:
+        daemon.submit(replace(SEEN, at_s=daemon.clock(), alive=False))
+        await rest(3.0)
+        world.ups.utility = False
+        await rest(70.0)
+        world.ups.utility = True
+        await until(lambda: started(world) == 1, 60.0)
+        unseen, seen = world.outages()
+        assert (seen.outcome, seen.figures["on_battery_s"]) == ("ridden_through", pytest.approx(70.0, abs=2.0))
+        assert (unseen.outcome, unseen.ended_wall, unseen.figures["on_battery_s"]) == ("", None, 0.0)
+    ended = [line.outage for line in world.lines() if line.event == "outage_ended"]
+    assert ended == [seen.id]
+
+
 def test_recover_starts_what_is_not_started() -> None:
     """It shows the reason among the gates, and takes the order."""
     daemon = scene("online")

@@ -105,7 +105,7 @@ def step(policy: Policy, state: State, event: Event) -> Step:
         if decision is None:
             break
         move(turn, decision)
-        if decision.cause is Cause.RESUMED:
+        if isinstance(turn.state.phase, Online):
             break  # If the next outage is here already, it begins in a step of its own: each has its own story.
     duties(turn)
     return turn.step()
