@@ -98,6 +98,26 @@ def test_training_that_was_being_started_counts_as_training() -> None:
     assert (found.trainers, found.boots) == (3, (4990.0 + 20.0 - 600.0 - 5000.0, 20.0))
 
 
+def test_an_ordered_reboot_does_not_decide_it() -> None:
+    """As in a recovery: training that ended with the loss of power is started, however often the host boots."""
+    once_more = ("30 sigterm host", "20 reboot id=three gap=60", *BACK, "30 powered_on unknown", LATER)
+    result = play(SITE, AUTO, *TRAINS, "20 reboot gap=900", *BACK, *once_more)
+    assert [note.event for note in result.notes].count("host_went_down") == 1
+    (note,) = [note for note in result.notes if note.event == "host_returned"]
+    assert (dict(note.numbers)["away_s"], dict(note.numbers)["at_risk_s"]) == (900.0 + 10.0 + 60.0, 40.0)
+    assert len(result.ordered(ResumeTraining)) == 1
+
+
+def test_the_alarm_outlives_the_next_loss_of_power() -> None:
+    """What a watchdog has ended is not started by powerguard, and must not be forgotten for that."""
+    once_more = ("20 reboot id=three gap=900", *BACK, "30 powered_on policy-always-on ac", LATER)
+    result = play(SITE, AUTO, *TRAINS, "20 reboot gap=900", *BACK, "30 powered_on watchdog reset", LATER, *once_more)
+    assert (result.ordered(ResumeTraining), result.state.alarms) == ([], ("training_not_started",))
+    in_order = (f"{LATER.replace('31', '96', 1).replace('95', '97', 1)}", "98 sigterm host", "20 reboot id=four gap=60")
+    later = play(SITE, AUTO, *TRAINS, "20 reboot gap=900", *BACK, "30 powered_on watchdog reset", *in_order, *BACK)
+    assert later.state.alarms == (), "the person who ordered that reboot starts training"
+
+
 def test_what_is_known_of_such_a_stop() -> None:
     """Seconds in the new boot's clock. Where the wall clock is not believed, the time off is unknown."""
     found = next_boot(LEFT)

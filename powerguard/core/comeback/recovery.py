@@ -239,7 +239,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     rehearsal.after_reboot(turn, old, shift_s)
     phase = old.phase
     if isinstance(phase, Online):
-        unseen.note_stop(turn)
+        unseen.note_stop(turn, old, known_s)
         return turn.step()
     turn.set_phase(_back(policy, phase, now_s, shift_s))
     turn.note(

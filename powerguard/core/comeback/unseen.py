@@ -26,34 +26,62 @@ NOT_STARTED: Final = "training_not_started"
 def after_boot(policy: Policy, old: State, stored_at_s: float, now_s: float, gap_s: float | None) -> UnseenStop | None:
     """Return how the old boot ended, if it went down unasked and outside an outage; else None.
 
-    None also where nothing trained and no scheduler has a node here. old: the state that it left, in its own clock; its
-    last entry is of stored_at_s. gap_s: from then to now; None: unknown.
+    None also where nothing trained and no scheduler has a node here. If training was still to be started after such a
+    stop before, that one is returned. old: the state that it left, in its own clock; its last entry is of stored_at_s.
+    gap_s: from then to now; None: unknown.
     """
+    if not isinstance(old.phase, Online):
+        return None
     shift_s = now_s - (gap_s or 0.0) - stored_at_s
-    if not isinstance(old.phase, Online) or not old.up:
-        return None
-    before = old.unseen
-    trained = [trainer for trainer in old.trainers if trainer.alive and not trainer.stood]
-    # Training that was still to be started has done no work, and is owed as before.
-    undecided = before if before is not None and before.by_s is not None else None
-    is_owed = bool(undecided or old.start or old.owing(JobEnded))
-    if not (trained or is_owed or policy.scheduler):
-        return None
-    earlier = () if before is None else tuple(at_s + shift_s for at_s in before.boots)
-    found = UnseenStop(
-        down_at_s=now_s - (gap_s or 0.0),
-        away_s=gap_s,
-        trainers=len(trained) or (undecided.trainers if undecided is not None else int(is_owed)),
-        at_risk_s=round(sum(_behind_s(each, stored_at_s) for each in trained), 3),
-        boots=(*earlier[1 - OFTEN :], now_s),
-        by_s=now_s + REPORT_LIMIT_S,
-    )
+    before = None if old.unseen is None else _shifted(old.unseen, shift_s, now_s, gap_s)
+    found = _found(policy, old, before, stored_at_s, now_s, gap_s) if old.up else before
+    if found is None or not (found.by_s is not None or found.left_because):
+        return None  # A stop in order, of a host that owed no training.
+    if found.left_because:
+        return found if old.up else None  # The person who ordered this reboot starts training.
     why = ""
     if policy.after_unseen_stop is AfterUnseenStop.NEVER:
         why = "resume.after_unseen_stop is never"
     elif old.maintenance is not None and old.maintenance.until_s + shift_s > now_s:
         why = f"{old.maintenance.who} had set maintenance"
     return replace(found, by_s=None, left_because=why) if why else found
+
+
+def _found(
+    policy: Policy, old: State, before: UnseenStop | None, stored_at_s: float, now_s: float, gap_s: float | None
+) -> UnseenStop | None:
+    """Return what is known of a boot that ended unasked; None if training was not running and is not owed."""
+    boots = (*(() if before is None else before.boots[1 - OFTEN :]), now_s)
+    trained = [trainer for trainer in old.trainers if trainer.alive and not trainer.stood]
+    if not trained and before is not None and (before.by_s is not None or before.left_because):
+        # Training that was still to be started has done no work, and is owed as before.
+        return replace(before, boots=boots)
+    is_owed = bool(old.start or old.owing(JobEnded))
+    if not (trained or is_owed or policy.scheduler):
+        return None
+    return UnseenStop(
+        down_at_s=now_s - (gap_s or 0.0),
+        away_s=gap_s,
+        trainers=len(trained) or int(is_owed),
+        at_risk_s=round(sum(_behind_s(each, stored_at_s) for each in trained), 3),
+        boots=boots,
+        by_s=now_s + REPORT_LIMIT_S,
+    )
+
+
+def _shifted(stop: UnseenStop, shift_s: float, now_s: float, gap_s: float | None) -> UnseenStop:
+    """Return a stop of an earlier boot in the clock of this one, whose BMC is asked again."""
+    down_at_s = stop.down_at_s + shift_s
+    return replace(
+        stop,
+        down_at_s=down_at_s,
+        away_s=None if stop.away_s is None or gap_s is None else round(now_s - down_at_s, 3),
+        boots=tuple(at_s + shift_s for at_s in stop.boots),
+        lost_power=None,
+        reported="",
+        firmware_s=None,
+        by_s=None if stop.by_s is None else now_s + (0.0 if stop.forced_by else REPORT_LIMIT_S),
+    )
 
 
 def _behind_s(trainer: Trainer, at_s: float) -> float:
@@ -63,12 +91,12 @@ def _behind_s(trainer: Trainer, at_s: float) -> float:
     return 0.0 if trainer.durable_at_s is None else max(0.0, at_s - trainer.durable_at_s)
 
 
-def note_stop(turn: Turn) -> None:
-    """Log that the boot before ended out of order."""
+def note_stop(turn: Turn, old: State, gap_s: float | None) -> None:
+    """Log that the boot before, which left the state old, ended out of order."""
     unseen = turn.state.unseen
-    if unseen is not None:
+    if unseen is not None and old.up:
         because = "on utility, and nothing had asked it to: it lost power, or crashed"
-        away_s = None if unseen.away_s is None else round(unseen.away_s, 3)
+        away_s = None if gap_s is None else round(gap_s, 3)
         turn.note("host_went_down", because, away_s=away_s, trainers=unseen.trainers)
 
 
