@@ -98,6 +98,19 @@ def test_training_that_was_being_started_counts_as_training() -> None:
     assert (found.trainers, found.boots) == (3, (4990.0 + 20.0 - 600.0 - 5000.0, 20.0))
 
 
+@pytest.mark.parametrize(("cause", "starts"), [("unknown", 2), ("soft-reset", 2), ("policy-always-on", 5)])
+def test_a_bit_that_outlives_resets_does_not_start_training_without_end(cause: str, starts: int) -> None:
+    """Training that crashes its host: a BMC whose bit is of an older loss reports a loss of AC after each crash."""
+    trains = ("31..40 utility load=10 charge=100 runtime=2500", "41 trainer llm step=101", "42..50 utility load=75")
+    boots = [
+        line
+        for number in range(5)
+        for line in (f"20 reboot id={number} gap=60", *BACK, f"30 powered_on {cause} ac", *trains)
+    ]
+    result = play(SITE, AUTO, *TRAINS, *boots)
+    assert len(result.ordered(ResumeTraining)) == starts
+
+
 def test_an_ordered_reboot_does_not_decide_it() -> None:
     """As in a recovery: training that ended with the loss of power is started, however often the host boots."""
     once_more = ("30 sigterm host", "20 reboot id=three gap=60", *BACK, "30 powered_on unknown", LATER)

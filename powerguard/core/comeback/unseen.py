@@ -19,7 +19,9 @@ REPORT_LIMIT_S: Final = 60.0
 """A BMC whose AC was gone starts with the host, and is asked twice (`daemon/boots.py`)."""
 OFTEN: Final = 3
 WITHIN_S: Final = 3600.0
-"""So many stops within this time, none of them reported as a loss of power: training itself may crash this host."""
+"""So many stops within this time, and nothing that proves a loss of power: training itself may crash this host."""
+_AC_CAME: Final = ("policy-always-on", "policy-last-state")
+"""Causes of a power-on that prove a loss of AC. The bit for it alone does not: it may be of an older one."""
 NOT_STARTED: Final = "training_not_started"
 
 
@@ -105,10 +107,11 @@ def handle(turn: Turn, event: PoweredOn) -> None:
     unseen = turn.state.unseen
     if unseen is not None and unseen.by_s is not None:
         reported = f"the BMC reports {event.cause or 'a reset'}" if event.lost_power is False else event.because
+        is_doubtful = event.lost_power and _is_often(unseen) and event.cause not in _AC_CAME
         turn.update(
             unseen=replace(
                 unseen,
-                lost_power=event.lost_power,
+                lost_power=None if is_doubtful else event.lost_power,
                 reported=reported,
                 firmware_s=event.firmware_s,
                 by_s=min(unseen.by_s, turn.now_s),
@@ -136,7 +139,7 @@ def power_lost_because(policy: Policy, state: State, now_s: float) -> str:
         return ""
     if unseen.forced_by:
         return f"{unseen.forced_by} wants training started"
-    waits = not unseen.lost_power and (now_s < unseen.by_s or _left_because(policy, unseen, now_s))
+    waits = not unseen.lost_power and (now_s < unseen.by_s or _left_because(policy, unseen))
     return "" if waits else _why_gone(unseen)
 
 
@@ -146,15 +149,17 @@ def _why_gone(unseen: UnseenStop) -> str:
     return "the host went down on utility, unasked: it lost power, or crashed"
 
 
-def _left_because(policy: Policy, unseen: UnseenStop, now_s: float) -> str:
+def _left_because(policy: Policy, unseen: UnseenStop) -> str:
     """Say why training is not started after a stop that was not reported as a loss of power; "" if it is."""
     if unseen.lost_power is False:
         return unseen.reported
     if policy.after_unseen_stop is AfterUnseenStop.IF_CONFIRMED:
         return f"nothing confirms a loss of power ({unseen.reported or 'no report'})"
-    if len(unseen.boots) >= OFTEN and now_s - unseen.boots[-OFTEN] <= WITHIN_S:
-        return f"it went down so {OFTEN} times within an hour, and no loss of power is reported"
-    return ""
+    return f"it went down {OFTEN} times within an hour, and nothing proves a loss of power" if _is_often(unseen) else ""
+
+
+def _is_often(unseen: UnseenStop) -> bool:
+    return len(unseen.boots) >= OFTEN and unseen.boots[-1] - unseen.boots[-OFTEN] <= WITHIN_S
 
 
 def _runs(state: State) -> bool:
@@ -170,7 +175,7 @@ def reconcile(turn: Turn) -> None:
     if is_open(turn.state) and _runs(turn.state):
         unseen = replace(unseen, by_s=None, left_because="")
     elif unseen.by_s is not None and turn.now_s >= unseen.by_s:
-        because = _left_because(turn.policy, unseen, turn.now_s)
+        because = _left_because(turn.policy, unseen)
         unseen = replace(unseen, by_s=None, left_because=because) if because else unseen
     turn.update(unseen=unseen)
     text = (
