@@ -111,6 +111,36 @@ def test_a_bit_that_outlives_resets_does_not_start_training_without_end(cause: s
     assert len(result.ordered(ResumeTraining)) == starts
 
 
+def boots_that_crash(report: str, count: int) -> list[str]:
+    """Each time the host goes down after training was started and before it reports a step."""
+    runs = "31..50 utility load=10 charge=100 runtime=2500"
+    return [
+        line
+        for number in range(count)
+        for line in (f"20 reboot id={number} gap=60", *BACK, f"30 powered_on {report}", runs)
+    ]
+
+
+@pytest.mark.parametrize(("report", "starts"), [("unknown", 2), ("unknown ac", 2), ("policy-always-on ac", 5)])
+def test_training_that_crashes_the_host_before_its_first_step_is_not_started_without_end(
+    report: str, starts: int
+) -> None:
+    """It goes down in the recovery, then: that counts as well, whatever outage the recovery is of."""
+    result = play(SITE, AUTO, *TRAINS, *boots_that_crash(report, 5))
+    assert len(result.ordered(ResumeTraining)) == starts
+    assert result.phase == "recovery"
+    assert ("training_not_started" in result.state.alarms) is (starts == 2)
+    forced = play(SITE, AUTO, *TRAINS, *boots_that_crash(report, 5), "51 recover", "52 trainer llm step=9")
+    assert (forced.phase, forced.state.alarms) == ("online", ())
+
+
+def test_a_person_who_orders_reboots_in_a_recovery_is_not_taken_for_a_crash() -> None:
+    lines = "\n".join(boots_that_crash("unknown", 5)).replace("\n20 reboot", "\n50 sigterm host\n20 reboot")
+    result = play(SITE, AUTO, *TRAINS, *lines.splitlines())
+    assert len(result.ordered(ResumeTraining)) == 5
+    assert result.state.alarms == ()
+
+
 def test_an_ordered_reboot_does_not_decide_it() -> None:
     """As in a recovery: training that ended with the loss of power is started, however often the host boots."""
     once_more = ("30 sigterm host", "20 reboot id=three gap=60", *BACK, "30 powered_on unknown", LATER)

@@ -8,7 +8,7 @@ overrule it.
 from dataclasses import replace
 from typing import Final
 
-from powerguard.core.comeback import methods
+from powerguard.core.comeback import methods, unseen
 from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import budget
@@ -38,6 +38,8 @@ LATE: Final = "host_incomplete_long"
 def reconcile(turn: Turn, phase: Recovery) -> None:
     """Open the gate when it is time; check the host, then start training."""
     if phase.asked is not None or phase.started_at_s is not None or turn.now_s < phase.retry_at_s:
+        return
+    if unseen.is_held(turn, phase):
         return
     because, forced = _because(turn, phase)
     if _asks_for_check(turn, phase, because):

@@ -13,7 +13,7 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import Level
 from powerguard.core.model.events import PoweredOn
 from powerguard.core.model.policy import AfterUnseenStop, Policy
-from powerguard.core.model.state import JobEnded, Online, Outage, Recovery, State, Trainer, UnseenStop
+from powerguard.core.model.state import JobEnded, Online, Outage, Recovery, State, Supply, Trainer, UnseenStop
 
 REPORT_LIMIT_S: Final = 60.0
 """A BMC whose AC was gone starts with the host, and is asked twice (`daemon/boots.py`)."""
@@ -29,13 +29,16 @@ def after_boot(policy: Policy, old: State, stored_at_s: float, now_s: float, gap
     """Return how the old boot ended, if it went down unasked and outside an outage; else None.
 
     None also where nothing trained and no scheduler has a node here. If training was still to be started after such a
-    stop before, that one is returned. old: the state that it left, in its own clock; its last entry is of stored_at_s.
-    gap_s: from then to now; None: unknown.
+    stop before, that one is returned. In a recovery, training that was started may have crashed the host: that is one
+    more such stop, which only counts (`is_held`). old: the state that it left, in its own clock; its last entry is of
+    stored_at_s. gap_s: from then to now; None: unknown.
     """
-    if not isinstance(old.phase, Online):
-        return None
     shift_s = now_s - (gap_s or 0.0) - stored_at_s
     before = None if old.unseen is None else _shifted(old.unseen, shift_s, now_s, gap_s)
+    if isinstance(old.phase, Recovery):
+        return _in_recovery(old, old.phase, before, now_s)
+    if not isinstance(old.phase, Online):
+        return None
     found = _found(policy, old, before, stored_at_s, now_s, gap_s) if old.up else before
     if found is None or not (found.by_s is not None or found.left_because):
         return None  # A stop in order, of a host that owed no training.
@@ -69,6 +72,16 @@ def _found(
         boots=boots,
         by_s=now_s + REPORT_LIMIT_S,
     )
+
+
+def _in_recovery(old: State, phase: Recovery, before: UnseenStop | None, now_s: float) -> UnseenStop | None:
+    """Return the stops until now, if a host that came back went down unasked and on utility once more."""
+    if not old.up or old.feed.supply is Supply.BATTERY:
+        return None
+    boots = () if before is None else before.boots
+    if phase.tries:
+        boots = (*boots[1 - OFTEN :], now_s)
+    return UnseenStop(down_at_s=now_s, boots=boots, by_s=None) if boots else None
 
 
 def _shifted(stop: UnseenStop, shift_s: float, now_s: float, gap_s: float | None) -> UnseenStop:
@@ -105,7 +118,7 @@ def note_stop(turn: Turn, old: State, gap_s: float | None) -> None:
 def handle(turn: Turn, event: PoweredOn) -> None:
     """Enter what is reported of the end of the boot before."""
     unseen = turn.state.unseen
-    if unseen is not None and unseen.by_s is not None:
+    if unseen is not None and (unseen.by_s is not None or isinstance(turn.state.phase, Recovery)):
         reported = f"the BMC reports {event.cause or 'a reset'}" if event.lost_power is False else event.because
         is_doubtful = event.lost_power and _is_often(unseen) and event.cause not in _AC_CAME
         turn.update(
@@ -114,7 +127,7 @@ def handle(turn: Turn, event: PoweredOn) -> None:
                 lost_power=None if is_doubtful else event.lost_power,
                 reported=reported,
                 firmware_s=event.firmware_s,
-                by_s=min(unseen.by_s, turn.now_s),
+                by_s=None if unseen.by_s is None else min(unseen.by_s, turn.now_s),
             )
         )
 
@@ -155,6 +168,10 @@ def _left_because(policy: Policy, unseen: UnseenStop) -> str:
         return unseen.reported
     if policy.after_unseen_stop is AfterUnseenStop.IF_CONFIRMED:
         return f"nothing confirms a loss of power ({unseen.reported or 'no report'})"
+    return _too_often(unseen)
+
+
+def _too_often(unseen: UnseenStop) -> str:
     return f"it went down {OFTEN} times within an hour, and nothing proves a loss of power" if _is_often(unseen) else ""
 
 
@@ -184,6 +201,20 @@ def reconcile(turn: Turn) -> None:
     )
     holds = bool(unseen.left_because) and unseen.trainers > 0
     turn.set_alarm(NOT_STARTED, text if holds else "training runs", holds=holds, level=Level.ERROR)
+
+
+def is_held(turn: Turn, phase: Recovery) -> bool:
+    """Say whether training is not started in this recovery because it may crash the host; raise or end the alarm."""
+    unseen = turn.state.unseen
+    if unseen is None:
+        return False
+    because = "" if unseen.lost_power or phase.forced_by else _too_often(unseen)
+    if because and not unseen.reported and turn.now_s - phase.began_s < REPORT_LIMIT_S:
+        return True
+    turn.update(unseen=replace(unseen, left_because=because))
+    text = f"the host went down on utility, unasked; {because}: start training with powerguard recover"
+    turn.set_alarm(NOT_STARTED, text if because else "training is started", holds=bool(because), level=Level.ERROR)
+    return bool(because)
 
 
 def note_return(turn: Turn) -> None:

@@ -764,7 +764,7 @@ def gates(daemon: Daemon) -> list[TrainingGate]:
 
 def _unseen_stop(daemon: Daemon) -> list[TrainingGate]:
     stop = daemon.state.unseen
-    if stop is None or not unseen.is_open(daemon.state):
+    if stop is None or not (unseen.is_open(daemon.state) or stop.left_because):
         return []
     text = stop.left_because or "the BMC is asked whether AC was gone"
     return [TrainingGate("loss of power", open=False, text=text)]
