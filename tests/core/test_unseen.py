@@ -66,6 +66,23 @@ def test_without_a_report_in_time_it_starts_all_the_same() -> None:
     assert early.ordered(ResumeTraining) == [], f"{REPORT_LIMIT_S:.0f} s"
 
 
+@pytest.mark.parametrize(
+    ("meanwhile", "because"),
+    [
+        (("22 maintenance 3600",), "alice has set maintenance"),
+        ((f"{SITE} boot_id=boot-two after_unseen_stop=never",), "resume.after_unseen_stop is never"),
+    ],
+)
+def test_what_is_ordered_in_the_minute_before_it_is_decided_counts(meanwhile: tuple[str, ...], because: str) -> None:
+    """A person sets maintenance as soon as the host is back, or new settings are loaded."""
+    report = "30 powered_on policy-always-on ac"
+    result = play(SITE, AUTO, *TRAINS, "20 reboot gap=900", *BACK[:1], *meanwhile, *BACK[1:], report, LATER)
+    assert (result.phase, result.ordered(ResumeTraining)) == ("online", [])
+    raised = [note.because for note in result.notes if note.event == "training_not_started_raised"]
+    assert [because in each for each in raised] == [True] * bool(because)
+    assert not because or result.state.alarms == ("training_not_started",)
+
+
 def test_what_something_else_has_started_is_left_alone() -> None:
     """A unit that is enabled at boot trains already: that is no alarm, and needs no order."""
     runs = "35 trainer llm step=101 conduct=pause"

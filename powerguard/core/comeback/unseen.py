@@ -42,14 +42,8 @@ def after_boot(policy: Policy, old: State, stored_at_s: float, now_s: float, gap
     found = _found(policy, old, before, stored_at_s, now_s, gap_s) if old.up else before
     if found is None or not (found.by_s is not None or found.left_because):
         return None  # A stop in order, of a host that owed no training.
-    if found.left_because:
-        return found if old.up else None  # The person who ordered this reboot starts training.
-    why = ""
-    if policy.after_unseen_stop is AfterUnseenStop.NEVER:
-        why = "resume.after_unseen_stop is never"
-    elif old.maintenance is not None and old.maintenance.until_s + shift_s > now_s:
-        why = f"{old.maintenance.who} had set maintenance"
-    return replace(found, by_s=None, left_because=why) if why else found
+    # The person who orders a reboot while the alarm stands starts training.
+    return None if found.left_because and not old.up else found
 
 
 def _found(
@@ -152,8 +146,9 @@ def power_lost_because(policy: Policy, state: State, now_s: float) -> str:
         return ""
     if unseen.forced_by:
         return f"{unseen.forced_by} wants training started"
-    waits = not unseen.lost_power and (now_s < unseen.by_s or _left_because(policy, unseen))
-    return "" if waits else _why_gone(unseen)
+    if now_s < unseen.by_s and not unseen.lost_power:
+        return ""
+    return "" if _kept_by_people(policy, state) or _left_because(policy, unseen) else _why_gone(unseen)
 
 
 def _why_gone(unseen: UnseenStop) -> str:
@@ -162,8 +157,17 @@ def _why_gone(unseen: UnseenStop) -> str:
     return "the host went down on utility, unasked: it lost power, or crashed"
 
 
+def _kept_by_people(policy: Policy, state: State) -> str:
+    """Say why training is not started, whatever the boot before ended with; "" if the settings and people permit it."""
+    if policy.after_unseen_stop is AfterUnseenStop.NEVER:
+        return "resume.after_unseen_stop is never"
+    return "" if state.maintenance is None else f"{state.maintenance.who} has set maintenance"
+
+
 def _left_because(policy: Policy, unseen: UnseenStop) -> str:
-    """Say why training is not started after a stop that was not reported as a loss of power; "" if it is."""
+    """Say why training is not started after a stop that is not known to be a loss of power; "" if it is."""
+    if unseen.lost_power:
+        return ""
     if unseen.lost_power is False:
         return unseen.reported
     if policy.after_unseen_stop is AfterUnseenStop.IF_CONFIRMED:
@@ -191,8 +195,10 @@ def reconcile(turn: Turn) -> None:
         return
     if is_open(turn.state) and _runs(turn.state):
         unseen = replace(unseen, by_s=None, left_because="")
-    elif unseen.by_s is not None and turn.now_s >= unseen.by_s:
-        because = _left_because(turn.policy, unseen)
+    elif unseen.by_s is not None and not unseen.forced_by:
+        because = _kept_by_people(turn.policy, turn.state)
+        if not because and turn.now_s >= unseen.by_s:
+            because = _left_because(turn.policy, unseen)
         unseen = replace(unseen, by_s=None, left_because=because) if because else unseen
     turn.update(unseen=unseen)
     text = (
