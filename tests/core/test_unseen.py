@@ -66,6 +66,14 @@ def test_without_a_report_in_time_it_starts_all_the_same() -> None:
     assert early.ordered(ResumeTraining) == [], f"{REPORT_LIMIT_S:.0f} s"
 
 
+def test_one_of_two_trainers_that_starts_by_itself_does_not_keep_the_other_from_it() -> None:
+    """The unit of one is enabled at boot; the other one is started by powerguard."""
+    both = (*TRAINS, "100.5 trainer other step=100")
+    back = ("21 trainer other alive=false", *BACK, "29.5 trainer llm step=101", "30 powered_on unknown", LATER)
+    result = play(f"{SITE} trainer=other:pause:20", AUTO, *both, "20 reboot gap=900", *back)
+    assert len(result.ordered(ResumeTraining)) == 1
+
+
 @pytest.mark.parametrize(
     ("meanwhile", "because"),
     [

@@ -142,7 +142,7 @@ def is_open(state: State) -> bool:
 def power_lost_because(policy: Policy, state: State, now_s: float) -> str:
     """Say why training is started as after an outage; "" while this is not known, and where it is not."""
     unseen = state.unseen
-    if unseen is None or unseen.by_s is None or _runs(state):
+    if unseen is None or unseen.by_s is None or _runs(state, unseen):
         return ""
     if unseen.forced_by:
         return f"{unseen.forced_by} wants training started"
@@ -183,9 +183,10 @@ def _is_often(unseen: UnseenStop) -> bool:
     return len(unseen.boots) >= OFTEN and unseen.boots[-1] - unseen.boots[-OFTEN] <= WITHIN_S
 
 
-def _runs(state: State) -> bool:
-    """Say whether training runs, whatever has started it."""
-    return any(trainer.alive and trainer.step is not None for trainer in state.trainers)
+def _runs(state: State, stop: UnseenStop) -> bool:
+    """Say whether training runs, whatever has started it: as many trainers as before, while it is not decided."""
+    running = [trainer for trainer in state.trainers if trainer.alive and trainer.step is not None]
+    return len(running) >= (stop.trainers if stop.by_s is not None else 1)
 
 
 def reconcile(turn: Turn) -> None:
@@ -193,7 +194,7 @@ def reconcile(turn: Turn) -> None:
     unseen = turn.state.unseen
     if unseen is None:
         return
-    if is_open(turn.state) and _runs(turn.state):
+    if is_open(turn.state) and _runs(turn.state, unseen):
         unseen = replace(unseen, by_s=None, left_because="")
     elif unseen.by_s is not None and not unseen.forced_by:
         because = _kept_by_people(turn.policy, turn.state)
