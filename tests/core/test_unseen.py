@@ -66,6 +66,14 @@ def test_without_a_report_in_time_it_starts_all_the_same() -> None:
     assert early.ordered(ResumeTraining) == [], f"{REPORT_LIMIT_S:.0f} s"
 
 
+def test_the_alarm_ends_with_a_trainer_that_reports_no_steps() -> None:
+    """A unit that powerguard stops by a signal has processes again. Until the first look it was presumed to."""
+    left = (SITE, AUTO, *TRAINS, "20 reboot gap=900", "21 utility load=10 charge=100", "22 powered_on watchdog reset")
+    assert play(*left, "23 utility load=10").state.alarms == ("training_not_started",)
+    result = play(*left, *BACK, LATER, "96 trainer llm", "97 utility load=75")
+    assert (result.phase, result.state.alarms) == ("online", ())
+
+
 def test_one_of_two_trainers_that_starts_by_itself_does_not_keep_the_other_from_it() -> None:
     """The unit of one is enabled at boot; the other one is started by powerguard."""
     both = (*TRAINS, "100.5 trainer other step=100")

@@ -89,6 +89,7 @@ def _shifted(stop: UnseenStop, shift_s: float, now_s: float, gap_s: float | None
         lost_power=None,
         reported="",
         firmware_s=None,
+        gone=False,
         by_s=None if stop.by_s is None else now_s + (0.0 if stop.forced_by else REPORT_LIMIT_S),
     )
 
@@ -184,8 +185,15 @@ def _is_often(unseen: UnseenStop) -> bool:
 
 
 def _runs(state: State, stop: UnseenStop) -> bool:
-    """Say whether training runs, whatever has started it: as many trainers as before, while it is not decided."""
-    running = [trainer for trainer in state.trainers if trainer.alive and trainer.step is not None]
+    """Say whether training runs, whatever has started it.
+
+    While it is not decided, as many trainers as before must report a step. Later a person has started one, which may
+    report none (a signal, a program).
+    """
+    alive = [trainer for trainer in state.trainers if trainer.alive]
+    if stop.by_s is None and stop.gone:
+        return bool(alive)
+    running = [trainer for trainer in alive if trainer.step is not None]
     return len(running) >= (stop.trainers if stop.by_s is not None else 1)
 
 
@@ -201,6 +209,8 @@ def reconcile(turn: Turn) -> None:
         if not because and turn.now_s >= unseen.by_s:
             because = _left_because(turn.policy, unseen)
         unseen = replace(unseen, by_s=None, left_because=because) if because else unseen
+    if not any(trainer.alive for trainer in turn.state.trainers):
+        unseen = replace(unseen, gone=True)
     turn.update(unseen=unseen)
     text = (
         f"the host went down on utility, unasked, while it trained; {unseen.left_because}: "

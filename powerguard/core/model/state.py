@@ -739,6 +739,7 @@ class UnseenStop:
     lost_power, firmware_s: as in `events.PoweredOn`; reported: what says so. by_s: until when that is waited for; None:
     it is decided.
     left_because: why training is not started; "": it is, or is not decided yet. forced_by: the person who started it.
+    gone: no trainer has been there in this boot, so one that comes runs.
     """
 
     down_at_s: float
@@ -752,6 +753,7 @@ class UnseenStop:
     by_s: float | None = None
     left_because: str = ""
     forced_by: str = ""
+    gone: bool = False
 
 
 Owed = TypeVar("Owed", bound=Obligation)
