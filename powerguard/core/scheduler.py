@@ -14,7 +14,7 @@ from powerguard.core.model.actions import DrainNode, LeaveNode, Level, ReturnNod
 from powerguard.core.model.events import Done, Outcome
 from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import Emergency, NodeMarked, OnBattery, Online, Recovery, Shutdown, State, Supply
-from powerguard.core.supply import fusion
+from powerguard.core.supply import feeds, fusion
 
 LIMIT_S: Final = 10.0
 MOST_SPREAD_S: Final = 30.0
@@ -118,7 +118,7 @@ def _is_over(turn: Turn, node: NodeMarked) -> bool:
         return True
     if fusion.is_stable(turn.policy, feed, turn.now_s, stable_s=turn.policy.node_return_s):
         return True
-    since_s = fusion.unreported_since_s(feed)
+    since_s = feeds.unreported_since_s(turn.state)
     return since_s is not None and turn.now_s - since_s >= turn.policy.unknown_hold_s
 
 

@@ -477,7 +477,7 @@ def _decide_commit(turn: Turn) -> Decision | None:
 
 def _is_blind_for_long(turn: Turn) -> bool:
     """Open the gate if the last report was utility, and since then the UPS is silent, or reports neither, for long."""
-    since_s = fusion.unreported_since_s(turn.state.feed)
+    since_s = feeds.unreported_since_s(turn.state)
     if since_s is None or turn.now_s - since_s < turn.policy.unknown_hold_s:
         return False
     turn.note("gate_forced", _LAST_WORD, Level.ERROR)

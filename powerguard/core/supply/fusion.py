@@ -400,16 +400,6 @@ def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> b
     return now_s - feed.since_s >= stable_s and is_fresh(policy, feed, now_s)
 
 
-def unreported_since_s(feed: Feed) -> float | None:
-    """Say since when it is not known whether utility is there, where the last that was known was utility; else None.
-
-    No source answers, or one does and reports "off" or "unknown".
-    """
-    if feed.supply is Supply.UNKNOWN:
-        return feed.since_s if feed.utility_seen and feed.reading is not None else None
-    return feed.lost_since_s if feed.supply is Supply.UTILITY else None
-
-
 # --- Several sources of one UPS --------------------------------------------------------------------------------
 #
 # Each has its own age, its own lag (NUT's snmp-ups follows its card by up to 30 s, measured) and its own ways to be
