@@ -27,7 +27,7 @@ from powerguard.core.model.actions import Grade, PowerOff
 from powerguard.core.model.events import Event, Measured, PoweredOn
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import PlainError, from_plain
-from powerguard.core.model.state import State
+from powerguard.core.model.state import Recovery, State
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Journal, Line, pairs
 from powerguard.effectors.base import EffectorError
@@ -308,6 +308,8 @@ WhyOn = Callable[[float], Awaitable[Probe]]
 LIMIT_S: Final = 10.0
 AGAIN_AFTER_S: Final = 30.0
 """A BMC whose AC was gone starts with the host, and may still be at it."""
+LATE_S: Final = 2.0
+"""Interval of looking whether a journal that did not answer at the start has been read."""
 SYSTEMCTL_LIMIT_S: Final = 5.0
 LONGEST_FIRMWARE_S: Final = 3600.0
 _FIRMWARE: Final = "FirmwareTimestampMonotonic"
@@ -319,7 +321,7 @@ async def report_power_on(host: BootDaemon, why_on: Callable[[], WhyOn | None], 
 
     why_on: asks the BMC, within so many seconds; None if the settings have none.
     """
-    if unseen.is_open(host.state) or await story_of_return(host):
+    if await _is_back(host):
         probe, because = await _probe(why_on())
         event = PoweredOn(
             at_s=host.clock(),
@@ -332,6 +334,17 @@ async def report_power_on(host: BootDaemon, why_on: Callable[[], WhyOn | None], 
         log.info("power_on_cause_read", cause=event.cause, ac_failed=event.ac_failed, because=because)
         host.submit(event)
     await asyncio.Event().wait()
+
+
+async def _is_back(host: BootDaemon) -> bool:
+    """Say whether the host is back from an outage, or went down unasked. A journal may be read after the start."""
+    if unseen.is_open(host.state) or await story_of_return(host):
+        return True
+    while host.journal.lost:
+        await rest(LATE_S)
+        if unseen.is_open(host.state) or (isinstance(host.state.phase, Recovery) and await story_of_return(host)):
+            return True
+    return False
 
 
 async def _probe(why_on: WhyOn | None) -> tuple[Probe | None, str]:

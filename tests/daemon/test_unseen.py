@@ -19,6 +19,7 @@ from powerguard.daemon.observe.status import gates, stage
 from powerguard.effectors.bmc.engine import Probe
 from powerguard.effectors.bmc.ipmi import ChassisStatus, PowerRestorePolicy, RestartCause
 from tests.daemon.looped import World, in_virtual_time, until
+from tests.daemon.test_loop_restart import LateDisk
 from tests.daemon.test_power_on import systemctl
 from tests.daemon.test_returning import ME
 from tests.daemon.watched import NOW_S, scene
@@ -160,6 +161,17 @@ async def test_a_watchdog_is_no_loss_of_power(tmp_path: Path) -> None:
         await until(lambda: started(world) == 1, 20.0)
         assert isinstance(daemon.state.phase, Recovery)
     assert world.notes().count("training_not_started_cleared") == 1
+
+
+@in_virtual_time
+async def test_the_bmc_is_asked_also_if_the_disk_was_slow_at_the_start(tmp_path: Path) -> None:
+    """The daemon begins without its journal, and learns only then that the host went down while it trained."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await training(world, daemon)
+    world.writer = LateDisk(30.0)
+    await next_daemon(world, probe(RestartCause.WATCHDOG, False))
+    assert (started(world), world.notes().count("training_not_started_raised")) == (0, 1)
 
 
 @in_virtual_time
