@@ -136,6 +136,8 @@ SOURCE_SILENT_S = 60.0
 discovery of a card with timeout_s: 5 takes 55 s at most, a broken source waits for 30 s before its next start."""
 QUEUE_LIMIT = 1000
 STOP_LIMIT_S = 8.0
+QUIET_STOP_S = 2.0
+"""The same on utility, where only the last steps are still to be written: that of the stop is the last one."""
 RETURNS = (EnsurePolicy, ArmPowerOn, Reboot)
 """Actions that arm a power-on method. The daemon waits for them before it exits."""
 
@@ -609,7 +611,7 @@ class Loop:
 
     async def _settle(self) -> None:
         """Let the last events be answered and short actions end: a power-on method may be just being armed."""
-        by_s = self.clock() + (0.5 if self._is_quiet() else STOP_LIMIT_S)
+        by_s = self.clock() + (QUIET_STOP_S if self._is_quiet() else STOP_LIMIT_S)
         while self.clock() < by_s:
             waiting = [action for _, action in self._in_flight.values() if isinstance(action, RETURNS)]
             undoing = self.state.drill is not None and isinstance(self.state.phase, Online)

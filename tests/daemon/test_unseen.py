@@ -1,6 +1,7 @@
 """A host that lost power in phase online: its next daemon brings training back, and no ordinary reboot does."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from powerguard.core.model.state import Maintenance, Online, Recovery, UnseenSto
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.boots import lost_power, report_power_on
 from powerguard.daemon.control.admin import Admin, Directory
+from powerguard.daemon.journal import Inline
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe.figures import cost_of
 from powerguard.daemon.observe.readiness import readiness
@@ -64,6 +66,18 @@ async def training(world: World, daemon: Loop) -> None:
     await rest(120.0)
     assert isinstance(daemon.state.phase, Online)
     assert world.started[-1:] == [] or not isinstance(world.started[-1], ResumeTraining)
+
+
+class SlowDisk(Inline):
+    """A disk that takes takes_s for every call."""
+
+    takes_s = 0.0
+
+    def submit(self, call: Callable[[], None]) -> None:
+        if self.takes_s:
+            asyncio.get_running_loop().call_later(self.takes_s, call)
+        else:
+            call()
 
 
 def started(world: World) -> int:
@@ -119,6 +133,24 @@ async def test_an_ordinary_reboot_starts_nothing(tmp_path: Path) -> None:
         await rest(1.0)
     await next_daemon(world, probe(RestartCause.POLICY_ALWAYS_ON, True))
     assert (started(world), world.outages()) == (0, ())
+
+
+@in_virtual_time
+async def test_an_ordinary_reboot_with_a_busy_disk_starts_nothing(tmp_path: Path) -> None:
+    """Other steps are written before that of the stop: it is not left behind."""
+    disk = SlowDisk()
+    world = World(tmp_path / "journal.sqlite", writer=disk)
+    async with world.running() as daemon:
+        await training(world, daemon)
+        disk.takes_s = 0.3
+        for name in ("a", "b", "c"):
+            daemon.submit(replace(SEEN, at_s=daemon.clock(), trainer=name, step=500))
+        await rest(0.01)
+        daemon.stop_for_signal(host_stopping=False)
+        await until(lambda: world.closed, 10.0)
+    disk.takes_s = 0.0
+    await next_daemon(world, probe(RestartCause.POLICY_ALWAYS_ON, True))
+    assert started(world) == 0
 
 
 @in_virtual_time
