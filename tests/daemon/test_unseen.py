@@ -196,6 +196,28 @@ async def test_a_watchdog_is_no_loss_of_power(tmp_path: Path) -> None:
 
 
 @in_virtual_time
+async def test_training_that_waited_for_a_person_cost_all_that_time(tmp_path: Path) -> None:
+    """It stood since the stop, and not only while the host was off; the boot was as quick as any."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await training(world, daemon)
+    await next_daemon(world, probe(RestartCause.WATCHDOG, True))
+    await rest(7200.0)
+    async with world.running() as daemon:
+        daemon.submit(RecoverNow(at_s=daemon.clock(), who="anna"))
+        await until(lambda: started(world) == 1, 20.0)
+        daemon.submit(replace(SEEN, at_s=daemon.clock(), step=461, durable_step=460))
+        await until(lambda: isinstance(daemon.state.phase, Online), 10.0)
+        await rest(1.0)
+    (record,) = world.outages()
+    cost = cost_of(record.figures)
+    assert cost is not None
+    assert cost.lost_s["stopped"] == pytest.approx(record.lasted_s, abs=1.0) == pytest.approx(9090.0, abs=70.0)
+    assert cost.return_s["power_on_to_boot"][0] == pytest.approx(41.25 + 20.0, abs=2.0)
+    assert cost.return_s["boot_to_ready"][0] == pytest.approx(7290.0, abs=5.0)
+
+
+@in_virtual_time
 async def test_the_bmc_is_asked_also_if_the_disk_was_slow_at_the_start(tmp_path: Path) -> None:
     """The daemon begins without its journal, and learns only then that the host went down while it trained."""
     world = World(tmp_path / "journal.sqlite")

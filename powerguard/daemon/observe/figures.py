@@ -463,17 +463,22 @@ class Meter:
 
     def _returned(self, figures: dict[str, Scalar], now: State, numbers: Mapping[str, Scalar], now_s: float) -> None:
         """The host is back: what it had not saved is done again, and it was down all the while."""
+        outage = None if isinstance(now.phase, Online) else now.phase.outage
+        away_s, booted_s = number(numbers.get("away_s")) or 0.0, now_s
         for name in ("trainers", "at_risk_s"):  # Of a stop that nobody saw coming, the core has counted them.
             if numbers.get(name) is not None:
                 figures[name] = numbers[name]
+        if numbers.get("trainers") is not None and outage is not None:
+            # Its outage began with the stop, and goes on since this boot: until it was known what it was, perhaps.
+            away_s, booted_s = max(0.0, now_s - outage.since_s), max((*outage.boots, 0.0))
         trainers = number(figures.get("trainers")) or 0.0
         _add(figures, "lost_rolled_back_s", number(figures.pop("at_risk_s", None)) or 0.0)
-        _add(figures, "lost_stopped_s", trainers * (number(numbers.get("away_s")) or 0.0))
-        if not isinstance(now.phase, Online):
+        _add(figures, "lost_stopped_s", trainers * away_s)
+        if outage is not None:
             # CLOCK_BOOTTIME began with this boot's kernel.
-            _set_s(figures, "dark_s", max(0.0, -now.phase.outage.since_s))
-        _set_s(figures, "returned_at_s", now_s)
-        _set_s(figures, "return_power_on_to_boot_s", now_s + (number(numbers.get("firmware_s")) or 0.0))
+            _set_s(figures, "dark_s", max(0.0, -outage.since_s))
+        _set_s(figures, "returned_at_s", booted_s)
+        _set_s(figures, "return_power_on_to_boot_s", booted_s + (number(numbers.get("firmware_s")) or 0.0))
         self._ordered_s, self._risk_s = None, {}
 
     def _durable(self, figures: dict[str, Scalar], before: State, numbers: Mapping[str, Scalar]) -> None:
