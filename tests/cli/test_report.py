@@ -39,6 +39,7 @@ from powerguard.core.model.events import (
     Measured,
     PoweredOn,
     Reading,
+    RecoverNow,
     SourceFailed,
     StartDrill,
     TrainerSeen,
@@ -359,6 +360,24 @@ async def _unseen(world: World) -> None:
         await rest(20.0)
 
 
+async def _unseen_by_hand(world: World) -> None:
+    """A watchdog has reset the host, and a person orders training started two hours later. Then it goes down again."""
+    async with world.running(kill=True) as daemon:
+        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
+        daemon.submit(replace(seen, step=500, durable_step=460, step_s=1.5))
+        await until(lambda: daemon.clock() > 1120.0)
+    await rest(600.0)
+    world.next_boot()
+    async with world.running(kill=True) as daemon:
+        daemon.submit(replace(seen, at_s=daemon.clock(), alive=False))
+        daemon.submit(PoweredOn(at_s=daemon.clock(), because="reported by the BMC", cause="watchdog", lost_power=False))
+        await rest(7200.0)
+        daemon.submit(RecoverNow(at_s=daemon.clock(), who="anna"))
+        await rest(12.0)
+        daemon.submit(replace(seen, at_s=daemon.clock(), step=461, durable_step=460))
+        await rest(20.0)
+
+
 async def _falls(world: World) -> None:
     """The charge falls at once, and the checkpoint is quick: only the wait for a dip holds the commit back."""
     world.trainer.takes_s = 0.1
@@ -373,6 +392,7 @@ async def _falls(world: World) -> None:
 
 ENDS = {
     "unseen": _unseen,
+    "unseen-by-hand": _unseen_by_hand,
     "dry-run": _dry_run,
     "falls": _falls,
     "trains-on": _trains_on,
@@ -433,6 +453,21 @@ def changed(journal: Path, path: Path, *statements: str) -> Path:
             db.execute(statement)
     db.close()
     return path
+
+
+def test_a_return_from_a_stop_that_was_no_outage_begins_with_the_boot(
+    report: Report, journals: dict[str, Path]
+) -> None:
+    """Two hours of an alarm that no person saw are no boot of two hours."""
+    answer = report(journals["unseen-by-hand"])
+    found = answer["recovery"]
+    assert found["boot_s"] == pytest.approx(20.0, abs=1.0)
+    assert found["gate_s"] == 0.0
+    assert "recovery_slow" not in rules(answer)
+    assert found["ours_s"] == pytest.approx(7212.0, abs=5.0) == answer["durations"]["recovery_s"]
+    lasted = {part["name"]: part["s"] for part in answer["phases"]}
+    assert lasted["boot"] == pytest.approx(20.0, abs=1.0)
+    assert lasted["recovery"] == pytest.approx(7212.0, abs=5.0)
 
 
 def rules(answer: dict[str, Any]) -> set[str]:

@@ -8,9 +8,11 @@ from typing import Any, Final, NamedTuple
 from powerguard.cli.outages.facts import (
     LATE_REBOOT,
     OutageFacts,
+    booted_s,
     measured,
     ordered_grade,
     predicted_paused_load,
+    undecided_s,
 )
 from powerguard.cli.outages.history import BY_HAND
 from powerguard.cli.render import clean, duration
@@ -110,7 +112,7 @@ def _add_return(facts: OutageFacts, latched: Mapping[str, Any] | None, add: Any)
     ):
         known = needs.samples(learned, need)
         if known:
-            fact = returned[-1].line.at_s if need == "boot" else number(facts.outage.record.figures.get("recovery_s"))
+            fact = booted_s(returned[-1]) if need == "boot" else number(facts.outage.record.figures.get("recovery_s"))
             add(what, needs.median(known), fact)
 
 
@@ -425,7 +427,8 @@ def _return(case: _Case) -> Iterator[Advice]:
             "docs/guides/return.md.",
         )
     ours_s, gate_s = case.report["recovery"]["ours_s"], case.report["recovery"]["gate_s"]
-    if ours_s is not None and ours_s > OURS_S:
+    decided_s = sum(undecided_s(step) for step in case.facts.notes("host_returned")[-1:])
+    if ours_s is not None and ours_s - decided_s > OURS_S:
         gate = f", of which {duration(gate_s)} waited for utility and charge" if gate_s else ""
         yield _say(
             "recovery_slow",

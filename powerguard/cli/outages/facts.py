@@ -234,7 +234,22 @@ def _away(facts: OutageFacts, returned: Step, since_s: float) -> list[tuple[str,
     # The boot's clock began at 0 when its kernel did; the firmware came before that.
     firmware_s = number(_powered_on(facts, returned.line.boot_id).get("firmware_s")) or 0.0
     power_on_s = max(dark_s, returned.after_s - returned.line.at_s - firmware_s)
-    return [("off", min(dark_s, power_on_s)), ("boot", power_on_s), ("recovery", returned.after_s)]
+    back_s = returned.after_s - undecided_s(returned)
+    return [("off", min(dark_s, power_on_s)), ("boot", power_on_s), ("recovery", back_s)]
+
+
+def booted_s(returned: Step) -> float:
+    """Return when the daemon of this return started, in its boot's clock.
+
+    Of a host that went down before its outage was known, it was first decided what that was.
+    """
+    at_s = number(returned.numbers.get("booted_s"))
+    return returned.line.at_s if at_s is None else min(max(0.0, at_s), returned.line.at_s)
+
+
+def undecided_s(returned: Step) -> float:
+    """Return how long it took to decide that it was one."""
+    return returned.line.at_s - booted_s(returned)
 
 
 def away_s(facts: OutageFacts, returned: Step) -> float | None:
@@ -353,12 +368,12 @@ def recovery(facts: OutageFacts) -> dict[str, Any]:
         "ac_failed": powered_on.get("ac_failed"),
         "ac_gone": _ac_gone(facts, back, powered_on, rebooted=rebooted),
         "firmware_s": number(powered_on.get("firmware_s")),
-        "boot_s": _r(back.line.at_s),
+        "boot_s": _r(booted_s(back)),
         "gate_s": gate_s if gate_s is None or check_s is None else _r(gate_s - check_s),
         "check_s": check_s,
         "start_s": between(begun_s, started_s),
         "resumed_s": between(started_s, seen_s),
-        "ours_s": between(back.after_s, ended_s),
+        "ours_s": between(back.after_s - undecided_s(back), ended_s),
     }
 
 

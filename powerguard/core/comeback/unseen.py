@@ -248,6 +248,7 @@ def note_return(turn: Turn) -> None:
             trainers=unseen.trainers,
             at_risk_s=unseen.at_risk_s,
             firmware_s=unseen.firmware_s,
+            booted_s=round(unseen.boots[-1], 3) if unseen.boots else None,
         )
 
 

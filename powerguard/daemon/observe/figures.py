@@ -145,7 +145,8 @@ class Figures:
         lasted_s = number(values.get("lasted_s")) or 0.0
         now_s, now_wall_s = daemon.clock(), daemon.wall()
         if outcome in {"clean_shutdown", "dirty"} and "returned" in self._at:
-            self._open["recovery_s"] = round(now_s - self._at["returned"], 3)
+            booted_s = number(self._open.get("returned_at_s"))
+            self._open["recovery_s"] = round(now_s - (self._at["returned"] if booted_s is None else booted_s), 3)
         self._open["lasted_s"] = lasted_s
         self._journal.count(f"outages_{outcome}")
         self._cost(state)
