@@ -378,6 +378,24 @@ async def _unseen_by_hand(world: World) -> None:
         await rest(20.0)
 
 
+async def _unseen_twice(world: World) -> None:
+    """The host goes down again before training has reported a step."""
+    async with world.running(kill=True) as daemon:
+        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
+        daemon.submit(replace(seen, step=500, durable_step=460, step_s=1.5))
+        await rest(120.0)
+    for boot in ("boot-b-of-the-test", "boot-c-of-the-test"):
+        await rest(600.0)
+        world.next_boot(boot)
+        async with world.running(kill=True) as daemon:
+            daemon.submit(replace(seen, at_s=daemon.clock(), alive=False))
+            daemon.submit(PoweredOn(at_s=daemon.clock(), because="no report"))
+            await until(lambda: isinstance(daemon.state.phase, Recovery) and daemon.state.phase.started_at_s, 20_000)
+            if boot == "boot-c-of-the-test":
+                daemon.submit(replace(seen, at_s=daemon.clock(), step=461, durable_step=460))
+            await rest(5.0)
+
+
 async def _falls(world: World) -> None:
     """The charge falls at once, and the checkpoint is quick: only the wait for a dip holds the commit back."""
     world.trainer.takes_s = 0.1
@@ -393,6 +411,7 @@ async def _falls(world: World) -> None:
 ENDS = {
     "unseen": _unseen,
     "unseen-by-hand": _unseen_by_hand,
+    "unseen-twice": _unseen_twice,
     "dry-run": _dry_run,
     "falls": _falls,
     "trains-on": _trains_on,
@@ -468,6 +487,11 @@ def test_a_return_from_a_stop_that_was_no_outage_begins_with_the_boot(
     lasted = {part["name"]: part["s"] for part in answer["phases"]}
     assert lasted["boot"] == pytest.approx(20.0, abs=1.0)
     assert lasted["recovery"] == pytest.approx(7212.0, abs=5.0)
+
+
+def test_steps_after_the_return_say_nothing_of_those_that_were_lost(report: Report, journals: dict[str, Path]) -> None:
+    """The steps at the stop are not in the record of an outage that began with it, so they are unknown."""
+    assert report(journals["unseen-twice"])["steps_lost"] is None
 
 
 def rules(answer: dict[str, Any]) -> set[str]:

@@ -7,6 +7,7 @@ a fact that was not written stays None.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages.history import Elapsed, Outage, between, is_late_reboot
@@ -577,8 +578,8 @@ def steps_lost(facts: OutageFacts, trainer_rows: Sequence[Mapping[str, Any]]) ->
 def _rolled_back(facts: OutageFacts, returned: Step) -> int | None:
     """Return by how many steps the newest durable checkpoint was behind when the host went down unasked."""
     last: dict[str, int | None] = {}
-    for row in facts.outage.rows:
-        for event in row.heard.events if row.boot_id != returned.line.boot_id else ():
+    for row in takewhile(lambda row: row.boot_id != returned.line.boot_id, facts.outage.rows):
+        for event in row.heard.events:
             if isinstance(event, TrainerSeen) and event.alive:
                 both = event.step is not None and event.durable_step is not None
                 last[event.trainer] = max(0, event.step - event.durable_step) if both else None  # type: ignore[operator]
