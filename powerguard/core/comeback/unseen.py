@@ -39,7 +39,9 @@ def after_boot(policy: Policy, old: State, stored_at_s: float, now_s: float, gap
         return _in_recovery(old, old.phase, before, now_s)
     if not isinstance(old.phase, Online):
         return None
-    found = _found(policy, old, before, stored_at_s, now_s, gap_s) if old.up else before
+    found = before
+    if old.up:
+        found = _found(old, before, stored_at_s, now_s, gap_s, has_node=policy.scheduler)
     if found is None or not (found.by_s is not None or found.left_because):
         return None  # A stop in order, of a host that owed no training.
     # The person who orders a reboot while the alarm stands starts training.
@@ -47,16 +49,19 @@ def after_boot(policy: Policy, old: State, stored_at_s: float, now_s: float, gap
 
 
 def _found(
-    policy: Policy, old: State, before: UnseenStop | None, stored_at_s: float, now_s: float, gap_s: float | None
+    old: State, before: UnseenStop | None, stored_at_s: float, now_s: float, gap_s: float | None, *, has_node: bool
 ) -> UnseenStop | None:
-    """Return what is known of a boot that ended unasked; None if training was not running and is not owed."""
+    """Return what is known of a boot that ended unasked; None if training was not running and is not owed.
+
+    has_node: a scheduler has a node here, which it took for lost.
+    """
     boots = (*(() if before is None else before.boots[1 - OFTEN :]), now_s)
     trained = [trainer for trainer in old.trainers if trainer.alive and not trainer.stood]
     if not trained and before is not None and (before.by_s is not None or before.left_because):
         # Training that was still to be started has done no work, and is owed as before.
         return replace(before, boots=boots)
     is_owed = bool(old.start or old.owing(JobEnded))
-    if not (trained or is_owed or policy.scheduler):
+    if not (trained or is_owed or has_node):
         return None
     return UnseenStop(
         down_at_s=now_s - (gap_s or 0.0),
@@ -194,7 +199,7 @@ def _runs(state: State, stop: UnseenStop) -> bool:
     if stop.by_s is None and stop.gone:
         return bool(alive)
     running = [trainer for trainer in alive if trainer.step is not None]
-    return len(running) >= (stop.trainers if stop.by_s is not None else 1)
+    return len(running) >= (max(1, stop.trainers) if stop.by_s is not None else 1)
 
 
 def reconcile(turn: Turn) -> None:
