@@ -16,6 +16,8 @@ from powerguard.settings.schema import LogOptions, Name, SourceOptions
 from powerguard.yamlfile import KeyPath, YamlFileError, load_file
 
 MAX_HOSTS: Final = 256
+_HTTPS_PORT: Final = 443
+_IPMI_PORT: Final = 623
 HostName = Annotated[str, Field(pattern=NAME)]
 
 
@@ -197,14 +199,34 @@ def _unknown_feeds(settings: SentinelSettings) -> list[tuple[KeyPath, str]]:
 def _shared_bmcs(settings: SentinelSettings) -> list[tuple[KeyPath, str]]:
     """Return the hosts whose BMC is that of an earlier one: powered on would be the wrong one."""
     found: list[tuple[KeyPath, str]] = []
-    owners: dict[object, str] = {}
+    earlier: dict[str, BmcOptions] = {}
     for host, options in settings.hosts.items():
-        bmc = options.bmc
-        door = (bmc.host, bmc.https_port, bmc.system) if bmc.kind == "redfish" else (bmc.host, bmc.port)
-        owner = owners.setdefault(door, host)
-        if owner != host:
+        owner = next((name for name, bmc in earlier.items() if _is_same_bmc(bmc, options.bmc)), None)
+        if owner is not None:
             found.append((("hosts", host, "bmc"), f"this is the BMC of {owner} already; give each host its own"))
+        earlier[host] = options.bmc
     return found
+
+
+def _is_same_bmc(one: BmcOptions, other: BmcOptions) -> bool:
+    """Say whether both are one BMC. Ports that are not the usual ones may lead to different BMCs behind a router."""
+    if _address(one.host) != _address(other.host):
+        return False
+    if one.kind != other.kind:
+        return all(
+            bmc.https_port == _HTTPS_PORT if bmc.kind == "redfish" else bmc.port == _IPMI_PORT for bmc in (one, other)
+        )
+    if one.kind == "redfish":
+        return one.https_port == other.https_port and (one.system == other.system or None in (one.system, other.system))
+    return one.port == other.port
+
+
+def _address(host: str | None) -> str:
+    """Return an address or a name in one spelling."""
+    try:
+        return str(ipaddress.ip_address(host or ""))
+    except ValueError:
+        return (host or "").lower().removesuffix(".")
 
 
 def read_keys(settings: SentinelSettings) -> tuple[dict[str, bytes], bytes]:

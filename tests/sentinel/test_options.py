@@ -109,6 +109,38 @@ def test_a_mistake_says_what_would_be_right(tmp_path: Path, old: str, new: str, 
     assert all(re.match(r"sentinel\.yaml:\d+:\d+: ", each) for each in problems)
 
 
+FIRST = "{kind: redfish, host: bmc-1.example, system: Node1, user: u, password: {credential: b}}"
+
+
+@pytest.mark.parametrize(
+    ("bmc", "is_shared"),
+    [
+        ("{kind: ipmi-lan, host: bmc-1.example, user: u, password: {credential: b}}", True),
+        ("{kind: redfish, host: BMC-1.Example., system: Node1, user: u, password: {credential: b}}", True),
+        ("{kind: redfish, host: bmc-1.example, user: u, password: {credential: b}}", True),
+        ("{kind: redfish, host: bmc-1.example, system: Node2, user: u, password: {credential: b}}", False),
+        ("{kind: ipmi-lan, host: bmc-1.example, port: 6231, user: u, password: {credential: b}}", False),
+        ("{kind: ipmi-lan, host: bmc-2.example, user: u, password: {credential: b}}", False),
+    ],
+)
+def test_a_bmc_of_two_hosts_is_found_in_any_spelling(tmp_path: Path, bmc: str, *, is_shared: bool) -> None:
+    """An intent of the one would power on the other, which may have to stay off."""
+    ours = "{kind: ipmi-lan, host: 10.0.8.22, user: u, password: {credential: b}}"
+    text = LEAST.replace(ours, FIRST) + f"  node-2: {{key: {{credential: c}}, feeds: [rack-a], bmc: {bmc}}}\n"
+    if is_shared:
+        assert any("hosts.node-2.bmc: this is the BMC of node-1 already" in each for each in mistakes(tmp_path, text))
+    else:
+        assert set(load(write(tmp_path, text)).hosts) == {"node-1", "node-2"}
+
+
+def test_two_spellings_of_one_address_are_one_bmc(tmp_path: Path) -> None:
+    bmc = "{kind: ipmi-lan, host: HOST, user: u, password: {credential: b}}"
+    text = LEAST.replace(bmc.replace("HOST", "10.0.8.22"), bmc.replace("HOST", "'fd00::21'"))
+    second = bmc.replace("HOST", "'FD00:0::21'")
+    text += f"  node-2: {{key: {{credential: c}}, feeds: [rack-a], bmc: {second}}}\n"
+    assert any("hosts.node-2.bmc: this is the BMC of node-1 already" in each for each in mistakes(tmp_path, text))
+
+
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         load(tmp_path / "none.yaml")
