@@ -41,7 +41,8 @@ MAX_STRANGERS_EACH: Final = 64
 """Connections whose TLS handshake is not over, of all and of one address. asyncio shows a connection only after it."""
 HANDSHAKE_S: Final = 3.0
 ADDRESS_RATE: Final = (10.0, 60.0)
-"""Requests a second, and at once, of one address; two go into each order of a host."""
+"""Requests a second, and at once, of one address. Of a host only the question for a challenge counts: many hosts may
+share one address, and none that has a challenge must come back for another."""
 HOST_RATE: Final = (1.0, 20.0)
 """The same of one host, whose requests may each cost a write to the disk."""
 MAX_ADDRESSES: Final = 1024
@@ -60,7 +61,10 @@ class RequestHandler(Protocol):
 
 
 class Buckets:
-    """Lets each name through so often: rate a second, and burst at once. The names seen longest ago are forgotten."""
+    """Lets each name through so often: rate a second, and burst at once. The names seen longest ago are forgotten.
+
+    What is turned away costs nothing, so that a name that asks too often passes at its rate.
+    """
 
     def __init__(self, rate: float, burst: float, most: int = MAX_ADDRESSES) -> None:
         self._rate = rate
@@ -72,7 +76,7 @@ class Buckets:
         """Say whether this name may pass now."""
         left, at_s = self._left.pop(name, (self._burst, now_s))
         left = min(self._burst, left + max(now_s - at_s, 0.0) * self._rate)
-        self._left[name] = (max(left - 1.0, 0.0), now_s)
+        self._left[name] = (left - 1.0 if left >= 1.0 else left, now_s)
         if len(self._left) > self._most:
             self._left.popitem(last=False)
         return left >= 1.0
@@ -115,18 +119,22 @@ class HostRequests:
 
     async def _answer(self, kind: str, path: str, request: web.Request) -> web.Response:
         now_s = self._clock()
-        if not self.admits(request):
-            return self.turn_away()
         body = await request.read()
         try:
             wire_request = wire.decode(kind, body)
         except wire.SentinelWireError as error:
-            return self._refuse("not_understood", 400, f"the request {error}")
+            return (
+                self._refuse("not_understood", 400, f"the request {error}")
+                if self.admits(request)
+                else self.turn_away()
+            )
         key = self._keys.get(wire_request.host)
         signature = wire.sign_request(key or self._nobody, path, body)
         signed = wire.is_signed(signature, request.headers.get(wire.SIGNATURE))
         fresh = self._challenges.is_good(wire_request.challenge, now_s)
         if key is None or not signed or not fresh:
+            if not self.admits(request):
+                return self.turn_away()
             self._log_refusal(request.remote, now_s)
             return self._refuse("refused", 401, "not accepted")
         self._challenges.use(wire_request.challenge, now_s)

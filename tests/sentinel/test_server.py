@@ -295,6 +295,22 @@ def test_buckets_are_bounded() -> None:
     assert len(buckets._left) == MAX_ADDRESSES
 
 
+def test_a_name_that_asks_too_often_passes_at_its_rate() -> None:
+    """Hosts behind one router share an address: those that are turned away ask again at once, and must get through."""
+    buckets = Buckets(10.0, 60.0)
+    assert sum(buckets.take("a", number * 0.02) for number in range(1, 501)) >= 60 + 90
+
+
+async def test_hosts_behind_one_router_all_get_through(tmp_path: Path) -> None:
+    """They ask in the same second, from one address, and ask again until their deadline."""
+    hosts = tuple(f"h{number}" for number in range(60))
+    settings = settings_of(tmp_path / "state", hosts=hosts)
+    async with running(tmp_path, settings, pace=1.0) as rig, asyncio.TaskGroup() as tasks:
+        for host in hosts:
+            tasks.create_task(carried_out(rig.effector(host), arm(limit_s=20.0)))
+    assert set(rig.outages) == set(hosts)
+
+
 async def test_metrics_and_health_are_everybodys(tmp_path: Path) -> None:
     async with running(tmp_path, pace=1.0) as rig, aiohttp.ClientSession() as session:
         await carried_out(rig.effector(), arm(in_s=600.0))
