@@ -72,7 +72,7 @@ class Messenger:
     ) -> None:
         """Start the targets' threads; the disk is first touched by `run`."""
         self.composer = MessageComposer(host.partition(".")[0] or "host", options.language, wall)
-        self.queue = Queue(path, writer, wall, self._take_kept)
+        self.queue = Queue(path, writer, wall, self._take_kept, clock)
         self._spawn = spawn
         self._wall = wall
         self._clock = clock

@@ -11,11 +11,13 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 import structlog
 
+from powerguard.clock import Clock, boottime_s
 from powerguard.daemon.journal.journal import Executor, WorkerThread, in_thread
 from powerguard.daemon.journal.sqlite import (
     BUSY_S,
@@ -40,6 +42,8 @@ MOST: Final = 1000
 KEEP_S: Final = 30 * 86400.0
 WRONG_CLOCK_S: Final = 3650 * 86400.0
 """A message that seems older than this was made while the host's clock was not set yet, and is kept."""
+CLOCK_SET_S: Final = 30.0
+"""A step of the wall clock from which on it was set, rather than drifted."""
 RETRY_S: Final = 30.0
 LOAD_S: Final = 2.0
 _TABLES: Final = (
@@ -158,8 +162,12 @@ class Queue:
         writer: Executor | None,
         wall: Callable[[], float],
         take: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        clock: Clock = boottime_s,
     ) -> None:
-        """Touch nothing yet. writer: None: a thread that `load` starts. take: gets what `keep` has kept, once read."""
+        """Touch nothing yet. writer: None: a thread that `load` starts. take: gets what `keep` has kept, once read.
+
+        wall: for the times of messages; clock: one that is never set.
+        """
         self.file = File(path)
         self.lost = 0
         self.full = ""
@@ -168,6 +176,8 @@ class Queue:
         """Why messages are in memory only; "" while they are on disk."""
         self._writer = writer
         self._wall = wall
+        self._clock = clock
+        self._apart_s = wall() - clock()
         self._take = take
         self._messages: dict[int, Message] = {}
         self._pending: dict[str, dict[int, None]] = {}
@@ -235,6 +245,7 @@ class Queue:
         names = tuple(targets)
         if not names:
             return
+        self._date_again()
         self._seq += 1
         self._messages[self._seq] = message
         self._ops.append((_ADD, (self._seq, _dump(message.plain()))))
@@ -251,6 +262,7 @@ class Queue:
 
     def waiting(self, target: str) -> list[tuple[int, Message]]:
         """Return what a target is owed, in order."""
+        self._date_again()
         return [(seq, self._messages[seq]) for seq in self._pending.get(target, ())]
 
     def count(self, target: str) -> int:
@@ -259,6 +271,7 @@ class Queue:
 
     def oldest(self, target: str) -> float | None:
         """Return when the oldest message that a target is owed was made, Unix seconds."""
+        self._date_again()
         first = next(iter(self._pending.get(target, ())), None)
         return None if first is None else self._messages[first].at
 
@@ -287,11 +300,26 @@ class Queue:
             self.done(name, list(self._pending[name]))
             del self._pending[name]
 
+    def _date_again(self) -> None:
+        """Correct the times of this daemon's messages if the wall clock was set since they were made."""
+        apart_s = self._wall() - self._clock()
+        step_s = apart_s - self._apart_s
+        if abs(step_s) < CLOCK_SET_S:
+            return
+        self._apart_s = apart_s
+        for seq, message in self._messages.items():
+            if seq not in self._found:
+                dated = replace(message, at=round(max(0.0, message.at + step_s), 3))
+                self._messages[seq] = dated
+                self._ops.append((_ADD, (seq, _dump(dated.plain()))))
+        self._write()
+
     def prune(self) -> None:
         """Forget what is too old to be of use, of an earlier daemon: since this one made its own, the clock may be set.
 
         With an empty battery, it begins after a power failure in the year in which systemd was built.
         """
+        self._date_again()
         for seq, message in list(self._messages.items()):
             owed = any(seq in each for each in self._pending.values())
             is_old = seq in self._found and KEEP_S < self._wall() - message.at < WRONG_CLOCK_S

@@ -419,7 +419,7 @@ async def test_begin_and_end_that_are_late_become_one(receiver: Receiver, tmp_pa
         await made.until(lambda: made.view("hook").failed)
         receiver.bodies.clear()
         receiver.answer = web.Response
-        clock.ahead_s += 700.0
+        clock.passed_s += 700.0
         await made.until(lambda: made.view("hook").queued == 0)
         together, late = receiver.messages
         assert together["event"] == "clean_shutdown"
@@ -482,6 +482,43 @@ async def test_a_clock_that_is_set_changes_no_failure(receiver: Receiver, tmp_pa
         kept = made.view("hook").since
         assert kept is not None
         assert 0.0 <= clock() - kept < UNREACHED_S
+
+
+@pytest.mark.parametrize("set_s", [3 * 365 * 86400.0, -86400.0])
+async def test_a_clock_that_is_set_changes_no_time_of_what_waits(
+    receiver: Receiver, tmp_path: Path, set_s: float
+) -> None:
+    """With an empty clock battery a host begins years ago, and no certificate is valid until its clock is set."""
+    clock = Clock(ahead_s=-set_s)
+    receiver.answer = lambda: web.Response(status=503)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
+        made.hear(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=900.0))
+        await made.until(lambda: made.view("hook").failed)
+        clock.ahead_s = 0.0
+        age_s = made.view("hook").oldest_age_s
+        assert age_s is not None
+        assert age_s < 60.0
+        receiver.answer = web.Response
+        await made.until(lambda: made.view("hook").queued == 0)
+        back = receiver.messages[-1]
+        assert abs(back["at"] - time.time()) < 60.0
+        assert "This happened at" not in back["text"]
+
+
+async def test_a_clock_that_is_set_changes_no_time_in_the_file(receiver: Receiver, tmp_path: Path) -> None:
+    """The next daemon would take what was made a minute ago for three years old, and forget it."""
+    clock = Clock(ahead_s=-3 * 365 * 86400.0)
+    receiver.answer = lambda: web.Response(status=503)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
+        made.hear(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=900.0))
+        await made.until(lambda: made.view("hook").failed)
+        clock.ahead_s = 0.0
+        await made.until(lambda: made.view("hook").failed > 1)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
+        assert made.view("hook").queued == 1
+        receiver.answer = web.Response
+        await made.until(lambda: made.view("hook").queued == 0)
+        assert receiver.messages[-1]["event"] == "host_returned"
 
 
 async def test_a_reload_takes_new_targets(receiver: Receiver, tmp_path: Path) -> None:
