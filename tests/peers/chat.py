@@ -112,7 +112,7 @@ class Services:
             "qyapi.weixin.qq.com": self._wecom,
             "hooks.slack.com": lambda *_: (200, "ok"),
             "ntfy.sh": lambda *_: (200, {"id": "x", "event": "message"}),
-            "events.pagerduty.com": lambda *_: (202, {"status": "success", "message": "Event processed"}),
+            "events.pagerduty.com": self._pagerduty,
             "wxpusher.zjiecode.com": lambda *_: (200, {"code": 1000, "msg": "处理成功", "success": True}),
         }
         status, result = answers[host](target, body)
@@ -140,7 +140,20 @@ class Services:
         bad = {"errcode": 310000, "errmsg": "keywords not in content"}
         return self._with_keyword(str(body), {"errcode": 0, "errmsg": "ok"}, bad)
 
-    def _wecom(self, target: str, _: object) -> Answer:
+    def _pagerduty(self, _: str, body: object) -> Answer:
+        if len(_field(body, "payload", "summary")) > 1024:
+            return 400, {"status": "invalid event", "errors": ["'payload.summary' is too long (maximum is 1024)"]}
+        return 202, {"status": "success", "message": "Event processed"}
+
+    def _wecom(self, target: str, body: object) -> Answer:
         if "key=good" not in target:
             return 200, {"errcode": 93000, "errmsg": "invalid webhook url"}
+        if len(_field(body, "text", "content").encode()) > 2048:
+            return 200, {"errcode": 40058, "errmsg": "invalid Request Parameter"}
         return 200, {"errcode": 0, "errmsg": "ok"}
+
+
+def _field(body: object, *names: str) -> str:
+    for name in names:
+        body = body.get(name) if isinstance(body, dict) else None
+    return str(body)

@@ -27,6 +27,8 @@ from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_
 Result = dict[str, object]
 NAME_S: Final = 2.0
 """Timeout for the resolver to report this host's full name."""
+IN_BYTES: Final = ("wecombot", "dingtalk")
+"""Services of Apprise whose limit is one of bytes, of which a Chinese letter has three; Apprise counts letters."""
 GOODBYE_S: Final = 1.0
 """Timeout for a mail server's answer to QUIT."""
 
@@ -141,7 +143,7 @@ def apprise(request: dict[str, Any]) -> Result:
     """Send one message through Apprise."""
     try:
         import requests  # noqa: PLC0415 - comes with Apprise, which is an extra
-        from apprise import Apprise, AppriseAsset, NotifyType  # noqa: PLC0415 - likewise
+        from apprise import Apprise, AppriseAsset, NotifyType, OverflowMode  # noqa: PLC0415 - likewise
     except ImportError:
         return _failed("apprise is not installed (pip install 'powerguard[apprise]')")
     logging.disable(logging.CRITICAL)
@@ -174,6 +176,13 @@ def apprise(request: dict[str, Any]) -> Result:
         sender = Apprise(asset=AppriseAsset(async_mode=False))
         if not sender.add(request["secret"]):
             return _failed("its URL is not one that Apprise understands", refused=True)
+        for service in sender:
+            # Else a text that is too long, as of an outage that is reported late, is refused as a whole.
+            if service.overflow_mode is OverflowMode.UPSTREAM:
+                service.overflow_mode = OverflowMode.SPLIT
+            service.request_rate_per_sec = 0  # Apprise pauses for 5 s between the parts: longer than limit_s
+            if service.secure_protocol in IN_BYTES:
+                service.body_maxlen //= 3
         ok = sender.notify(title=message["title"], body=message["text"], notify_type=kind)
     if not seen:
         return {

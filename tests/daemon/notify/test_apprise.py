@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.notify.post import began, options, post, secret
+from tests.daemon.notify.post import Clock, began, ended, note, options, post, secret
 from tests.peers.chat import Services
 
 URLS = {
@@ -70,6 +70,30 @@ async def test_an_error_with_status_200_is_no_delivery(
         assert made.view(name).since is not None
         await made.until(lambda: made.view(name).delivered, "the second try")
         assert (made.view(name).since, made.view(name).queued, len(services.taken)) == (None, 0, 1)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("name", ["wecom", "pagerduty", "dingtalk"])
+async def test_a_late_outage_with_many_alarms_is_split(
+    services: Services, tmp_path: Path, name: str, language: str
+) -> None:
+    """All its messages become one, which is longer than the service takes, and must not be refused as a whole."""
+    clock = Clock()
+    services.refusals.extend([(503, "away")] * 100)
+    services.keyword = "gpu-01"
+    async with post(options(language, **{name: target(services, tmp_path, name)}), tmp_path, clock) as made:
+        made.hear(*began())
+        for number in range(12):
+            made.hear(note("power_on_blocked", because=f"cause {number}: " + "没有电 " * 40, method=f"m{number}"))
+        made.hear(*ended())
+        await made.until(lambda: made.view(name).queued == 14 and made.view(name).failed, "the first try")
+        failed = made.view(name).failed
+        clock.passed_s += 700.0
+        services.refusals.clear()
+        await made.until(lambda: not made.view(name).queued or made.view(name).failed > failed + 1, "the delivery")
+        assert made.view(name).queued == 0, made.view(name).answer
+        texts = json.dumps([body for _, body in services.taken])
+        assert all(f"cause {number}:" in texts for number in range(12))
 
 
 async def test_a_wrong_signature_is_reported(services: Services, tmp_path: Path) -> None:
