@@ -22,6 +22,8 @@ BURST: Final = 60
 """Messages that may follow each other at once; then one a minute. The rest is summed up in one message."""
 REFILL_S: Final = 60.0
 MAX_TEXT: Final = 1500
+MAX_TOGETHER: Final = 6000
+"""Characters of all messages that become one."""
 LEVELS: Final = ("info", "warning", "error")
 
 _PAIRS: Final = {"source_recovered": "source_lost", "network_back": "network_lost", "guard_ended": "guard_started"}
@@ -360,15 +362,31 @@ def composed(messages: Iterable[Message], language: str, wall: float, late_s: fl
     every = list(messages)
     last = every[-1]
     if len(every) > 1:
-        lines = "\n".join(f"{_clock(each.at)} {each.title}: {each.text}" for each in every)
+        lines = "\n".join(_line(each) for each in every)
         span = {"first": _clock(every[0].at), "last": _clock(last.at)}
         title, text = worded(language, "together", {"title": last.title, "text": lines, **span})
         level = max((each.level for each in every), key=LEVELS.index)
-        return replace(last, title=title, text=text[: 4 * MAX_TEXT], level=level)
+        return replace(last, title=title, text=text, level=level)
     if wall - last.at >= late_s:
         title, text = worded(language, "late", {"title": last.title, "text": last.text, "at": _clock(last.at)})
         return replace(last, title=title, text=text)
     return last
+
+
+def fitting(waiting: Iterable[tuple[int, Message]]) -> list[tuple[int, Message]]:
+    """Return the first of these, as many as one message holds: at least one."""
+    found: list[tuple[int, Message]] = []
+    left = MAX_TOGETHER
+    for seq, message in waiting:
+        left -= len(_line(message)) + 1
+        if found and left < 0:
+            break
+        found.append((seq, message))
+    return found
+
+
+def _line(message: Message) -> str:
+    return f"{_clock(message.at)} {message.title}: {message.text}"
 
 
 def _clock(wall: float) -> str:

@@ -30,6 +30,7 @@ from powerguard.daemon.notify.composer import (
     MessageComposer,
     StepNotes,
     composed,
+    fitting,
     is_moment,
     is_wanted,
     message_of,
@@ -294,7 +295,7 @@ class Messenger:
         arrived.clear()
 
     def _batch(self, target: Target) -> list[tuple[int, Message]]:
-        """Return what goes next: a message, or all of a trouble or an outage whose begin and end are both late."""
+        """Return what goes next: a message, or those of a trouble or an outage whose begin and end are both late."""
         waiting, refused = self.queue.waiting(target.name), self._refused.get(target.name, {})
         if not waiting:
             refused.clear()
@@ -305,7 +306,7 @@ class Messenger:
             return waiting[:1]
         related = [each for each in waiting if (each[1].outage or each[1].key) == (first.outage or first.key)]
         ended = any(each.key == first.key and each.status == "end" for _, each in related)
-        return related if ended else waiting[:1]
+        return fitting(related) if ended else waiting[:1]
 
     def _enter(self, name: str, *, ok: bool, answer: str) -> None:
         old, now = self._records.get(name) or TargetView(name=name, kind=""), round(self._wall(), 3)

@@ -428,6 +428,26 @@ async def test_begin_and_end_that_are_late_become_one(receiver: Receiver, tmp_pa
         assert "could not be delivered before" in late["text"]
 
 
+async def test_many_late_messages_of_an_outage_arrive_whole(receiver: Receiver, tmp_path: Path) -> None:
+    """As many as one message holds become one; its end is not cut off."""
+    clock = Clock()
+    receiver.answer = lambda: web.Response(status=503)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
+        made.hear(*began())
+        for number in range(20):
+            made.hear(note("power_on_blocked", because=f"cause {number}: " + "x" * 560, method=f"m{number}"))
+        made.hear(*ended())
+        await made.until(lambda: made.view("hook").queued == 22 and made.view("hook").failed)
+        receiver.bodies.clear()
+        receiver.answer = web.Response
+        clock.passed_s += 700.0
+        await made.until(lambda: made.view("hook").queued == 0)
+        texts = "\n".join(message["text"] for message in receiver.messages)
+        assert [number for number in range(20) if f"cause {number}:" not in texts] == []
+        assert "Training never stopped" in texts
+        assert len(receiver.messages) < 22
+
+
 async def test_what_a_target_refuses_for_an_hour_is_dropped(receiver: Receiver, tmp_path: Path) -> None:
     """Meanwhile the other messages go past it."""
     clock = Clock()
