@@ -19,7 +19,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from powerguard.clock import boottime_s
 from powerguard.daemon.journal.journal import WorkerThread, in_thread
 from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, one_line, redact
-from powerguard.daemon.notify.composer import Message
+from powerguard.daemon.notify.composer import Message, is_wanted
 from powerguard.effectors.child import Ended, Spawn, clean_environment
 from powerguard.options import Secret, SecretError
 from powerguard.settings.notify import (
@@ -288,10 +288,12 @@ class Alertmanager(_Http):
         return await self._send(lambda: [self._alert(message, lasts_s), *self._others(message.key)])
 
     async def refresh(self) -> str:
-        return await self._send(self._others) if self._standing else ""
+        return await self._send(self._others) if self._others() else ""
 
     def _others(self, but: str = "") -> list[dict[str, Any]]:
-        return [self._alert(each, self._lasts_s()) for key, each in self._standing.items() if key != but]
+        """Return the alerts that stand, of those that this target gets."""
+        wanted = {key: each for key, each in self._standing.items() if is_wanted(each, self._options.alarms)}
+        return [self._alert(each, self._lasts_s()) for key, each in wanted.items() if key != but]
 
     def _lasts_s(self) -> float:
         """Return how long an alert stands that is not sent again: a host that is powered off cannot send."""

@@ -406,6 +406,19 @@ async def test_an_alert_that_lasts_keeps_its_start(receiver: Receiver, tmp_path:
         assert set(await refreshed(made, receiver)) == {"PowerguardOverload"}
 
 
+@pytest.mark.parametrize(("alarms", "expected"), [("none", set()), ("error", {"PowerguardOverload"})])
+async def test_alerts_that_are_sent_again_are_those_that_the_target_gets(
+    receiver: Receiver, tmp_path: Path, alarms: str, expected: set[str]
+) -> None:
+    target = {"kind": "alertmanager", "url": receiver.url, "limit_s": 30, "alarms": alarms}
+    async with post(options(alerts=target), tmp_path) as made:
+        made.hear(note("overload_raised", Level.ERROR))
+        made.hear(note("power_on_stuck_raised"))
+        made.hear(*began())
+        await made.until(lambda: made.view("alerts").delivered == 1 + len(expected))
+        assert set(await refreshed(made, receiver)) == {"PowerguardOutage"} | expected
+
+
 async def test_begin_and_end_that_are_late_become_one(receiver: Receiver, tmp_path: Path) -> None:
     """Of an outage all its messages, with their times; another one that stands is told as late."""
     clock = Clock()
