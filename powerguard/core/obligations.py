@@ -34,6 +34,7 @@ from powerguard.core.model.actions import (
     ResumeTrainer,
     ResumeTraining,
     ReturnNode,
+    SignalJobs,
     StopTrainer,
     TerminateTrainer,
 )
@@ -114,7 +115,7 @@ DUTIES: Final = (
     ),
     Duty(
         kind=NodeMarked,
-        answers=(DrainNode, LeaveNode, ReturnNode),
+        answers=(DrainNode, SignalJobs, LeaveNode, ReturnNode),
         handle=scheduler.handle,
         reconcile=scheduler.reconcile,
         after_boot=scheduler.after_boot,

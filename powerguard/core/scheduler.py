@@ -48,7 +48,7 @@ def reconcile(turn: Turn) -> None:
         isinstance(phase, Recovery) and turn.state.feed.supply is Supply.BATTERY
     ):
         node = _drain(turn, node)
-        if node is not None and isinstance(phase, Emergency) and not node.signalled:
+        if node is not None and _is_to_signal(turn, node):
             turn.order(SignalJobs, limit_s=LIMIT_S, outage=node.outage)
             turn.owe(replace(node, signalled=True))
     elif node is not None and node.order is None and turn.now_s >= node.retry_at_s and _is_over(turn, node):
@@ -80,6 +80,11 @@ def _drain(turn: Turn, node: NodeMarked | None) -> NodeMarked | None:
     node = replace(node, order=order, returning=False, at_s=turn.now_s)
     turn.owe(node)
     return node
+
+
+def _is_to_signal(turn: Turn, node: NodeMarked) -> bool:
+    """Say whether jobs are to be sent their signal: once, and again where none has got it."""
+    return isinstance(turn.state.phase, Emergency) and not node.signalled and turn.now_s >= node.signal_at_s
 
 
 def _has_lasted(turn: Turn) -> bool:
@@ -135,6 +140,9 @@ def begin_again(turn: Turn, *, old_mode: Mode) -> None:
 def handle(turn: Turn, outcome: Outcome) -> None:
     """Enter how an order ended; one that was overtaken by another is passed over."""
     node, action = turn.state.node, outcome.action
+    if isinstance(action, SignalJobs):
+        _handle_signalled(turn, action, outcome)
+        return
     if node is None or node.order != action.id:
         return
     node = replace(node, order=None)
@@ -159,6 +167,21 @@ def handle(turn: Turn, outcome: Outcome) -> None:
         if recorded and not node.recorded:
             turn.note("node_kept", _STAYS, Level.ERROR)
         _note(turn, "node_returned", outcome, result)
+
+
+def _handle_signalled(turn: Turn, action: SignalJobs, outcome: Outcome) -> None:
+    """Enter whether jobs got their signal. A job gets it once, so the order is repeated only if none has."""
+    node = turn.state.node
+    if isinstance(outcome, Done):
+        if node is not None and node.drained:  # Else another order fails.
+            turn.set_alarm(_FAILED, "the scheduler answers again", holds=False)
+        if because := events.node_marked(outcome).because:
+            turn.note("action_failed", because, Level.ERROR, action=type(action).__name__, took_s=outcome.took_s)
+    elif node is None or node.outage != action.outage or not isinstance(turn.state.phase, Emergency):
+        turn.note("action_failed", outcome.reason, Level.ERROR, action=type(action).__name__, took_s=outcome.took_s)
+    else:
+        turn.owe(replace(node, signalled=False, signal_at_s=turn.now_s + AGAIN_S))
+        turn.set_alarm(_FAILED, f"{outcome.reason}; the order is repeated", holds=True, level=Level.ERROR)
 
 
 def _again(turn: Turn, node: NodeMarked, because: str) -> None:

@@ -280,7 +280,7 @@ class Player:
             action, DisarmPowerOn
         ):  # Of an outage of which nobody knows, nothing is armed, unless it is said.
             detail = {"disarmed": bool(action.outage), **self.details.get("disarm", {}), **detail}
-        if isinstance(action, DrainNode | LeaveNode | ReturnNode):
+        if isinstance(action, DrainNode | SignalJobs | LeaveNode | ReturnNode):
             name = next(name for name, kind in KINDS.items() if isinstance(action, kind))
             detail = {"node": "gpu1", **self.details.get(name, {}), **detail}
             if self.policy.mode is Mode.DRY_RUN:

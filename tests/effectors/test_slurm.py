@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from annotated_types import Le
 from powerguard.core.model.actions import Action, DrainNode, LeaveNode, ReturnNode, SignalJobs
 from powerguard.core.scheduler import DRAIN_LIMIT_S
 from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Ended
 from powerguard.effectors.options import SchedulerOptions
 from powerguard.effectors.root_helper import RefusedError
 from powerguard.effectors.slurm import helper
@@ -239,6 +240,35 @@ def test_only_a_job_that_asked_for_it_gets_its_signal(rig: Cluster, path: Path) 
     rig.until(lambda: asked_file.exists() and asked_file.read_text(), "the signal arrived")
     assert rig.job(other)["JobState"] == "RUNNING"
     assert asked_file.read_text() == "asked\n"
+
+
+class Answers:
+    """A host on which Slurm's commands answer as the test says, by what their line holds."""
+
+    name = "gpu1"
+
+    def __init__(self, answers: dict[str, tuple[int, str]]) -> None:
+        self._answers = answers
+
+    def now_s(self) -> float:
+        return 0.0
+
+    def run(self, argv: Sequence[str], *, limit_s: float) -> Ended:
+        status, text = next(answer for part, answer in self._answers.items() if part in " ".join(argv))
+        return Ended(returncode=status, stdout=text.encode() if status == 0 else b"", stderr=text.encode())
+
+
+@pytest.mark.parametrize(("second", "is_done"), [((0, " Comment=powerguard:signal=USR1"), True), ((1, "gone"), False)])
+def test_a_signal_that_some_jobs_got_is_not_to_be_said_again(second: tuple[int, str], *, is_done: bool) -> None:
+    """A job that ended meanwhile would have the others signalled every few seconds."""
+    rows = "".join(f"{job:<32}{'gpu1':<72}{'1':<8}{'0':<12}\n" for job in ("12", "13"))
+    host = Answers(
+        {"squeue": (0, rows), "show job 12": (1, "Invalid job id"), "show job 13": second, "scancel": (0, "")}
+    )
+    answer = helper.answer_to({"word": "signal", "node": "gpu1", "outage": "o-1"}, host)
+    assert answer["ok"] is is_done
+    assert "Invalid job id" in str(answer["because"] if is_done else answer["error"])
+    assert answer.get("jobs", []) == (["13"] if is_done else [])
 
 
 def program(folder: Path, name: str, script: str) -> None:

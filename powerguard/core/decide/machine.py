@@ -34,6 +34,7 @@ from powerguard.core.model.actions import (
     PollNow,
     PowerOff,
     ReturnNode,
+    SignalJobs,
     TriggerCheckpoint,
 )
 from powerguard.core.model.events import (
@@ -85,7 +86,7 @@ LATEST_S = 1e10
 LONGEST_MAINTENANCE_S = 30 * 86400.0
 _BeforeCommit = EmergencyCheckpoint | Holding | Recovery
 _REPORTED_ELSEWHERE = (
-    PollNow | CheckPowerOn | ArmPowerOn | DisarmPowerOn | CheckHost | DrainNode | LeaveNode | ReturnNode
+    PollNow | CheckPowerOn | ArmPowerOn | DisarmPowerOn | CheckHost | DrainNode | SignalJobs | LeaveNode | ReturnNode
 )
 """Actions whose failure is reported by another line: of the source, of the power-on method, of the gate ..."""
 _MOVES = 6

@@ -456,8 +456,8 @@ class NodeMarked(Obligation):
     running: ids of jobs that ran here at the drain and that this host requeues. jobs: ids that were requeued, or may
     be: those of `running` from the order on, because its answer may be lost. returning: it was ordered to be given
     back, and nothing else since. waited_s: from the last return that failed to the next. signalled: jobs got their
-    signal. recorded: in dry-run; the node itself has no mark. rebooted: the host has booted since, and the order at the
-    commit had not been answered.
+    signal, or are being sent it; signal_at_s: not before this, because the order has failed. recorded: in dry-run; the
+    node itself has no mark. rebooted: the host has booted since, and the order at the commit had not been answered.
     """
 
     recorded: bool = False
@@ -469,6 +469,7 @@ class NodeMarked(Obligation):
     jobs: tuple[str, ...] = ()
     returning: bool = False
     signalled: bool = False
+    signal_at_s: float = 0.0
     rebooted: bool = False
 
 

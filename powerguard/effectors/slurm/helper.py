@@ -333,7 +333,10 @@ def do_drain(request: Request) -> Answer:
 
 
 def do_signal(request: Request) -> Answer:
-    """Send each batch job that asked for one, in its comment, its signal; the batch shell alone gets it."""
+    """Send each batch job that asked for one, in its comment, its signal; the batch shell alone gets it.
+
+    Only a word before which no job got its signal fails, so that it may be said again.
+    """
     sent, failed = [], []
     for job in _jobs(request):
         if not job.leads:
@@ -346,7 +349,9 @@ def do_signal(request: Request) -> Answer:
                 sent.append(job.id)
         except SlurmError as error:
             failed.append(f"{job.id}: {error}")
-    return {"ok": not failed, "did": "signalled", "jobs": sent, "error": "; ".join(failed)[:1000]}
+    if failed and not sent:
+        raise SlurmError("; ".join(failed)[:1000])
+    return {"ok": True, "did": "signalled", "jobs": sent, "refused": len(failed), "because": "; ".join(failed)[:1000]}
 
 
 def do_leave(request: Request) -> Answer:
