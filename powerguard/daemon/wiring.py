@@ -23,6 +23,7 @@ from typing import Final, NoReturn, TypedDict
 import structlog
 
 from powerguard.clock import Clock, boot_id, boottime_s
+from powerguard.core.comeback import unseen
 from powerguard.core.model.actions import (
     Action,
     ArmPowerOn,
@@ -460,9 +461,7 @@ def _watchers(
     if ports.sources is not None:
         return watchers
     if CheckHost not in ports.effectors:
-        watchers["host"] = lambda: check.keep(
-            lambda: is_calm(state()), lambda: isinstance(state().phase, Recovery), rest
-        )
+        watchers["host"] = lambda: check.keep(lambda: is_calm(state()), lambda: is_waiting(state()), rest)
     network = network_watch(settings, publish=publish, clock=ports.clock)
     if network is not None:
         watchers["network"] = network.run
@@ -680,7 +679,13 @@ def is_past_dwell(policy: Policy, state: State, now_s: float) -> bool:
 
 def is_calm(state: State) -> bool:
     """Say whether all is calm: utility, and no outage, return or drill."""
-    return isinstance(state.phase, Online) and state.feed.supply is Supply.UTILITY and state.drill is None
+    on_utility = isinstance(state.phase, Online) and state.feed.supply is Supply.UTILITY
+    return on_utility and state.drill is None and not is_waiting(state)
+
+
+def is_waiting(state: State) -> bool:
+    """Say whether the host is back, and training does not run yet."""
+    return isinstance(state.phase, Recovery) or unseen.is_open(state)
 
 
 def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[str, Runnable]:

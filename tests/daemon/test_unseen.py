@@ -1,6 +1,7 @@
 """A host that lost power in phase online: its next daemon brings training back, and no ordinary reboot does."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,12 @@ from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe.figures import cost_of
 from powerguard.daemon.observe.readiness import readiness
 from powerguard.daemon.observe.status import gates, stage
+from powerguard.daemon.wiring import is_calm, is_waiting
 from powerguard.effectors.bmc.engine import Probe
 from powerguard.effectors.bmc.ipmi import ChassisStatus, PowerRestorePolicy, RestartCause
+from powerguard.effectors.child import Ended
+from powerguard.effectors.host.check import MEMORY, HostCheckEffector
+from powerguard.effectors.options import ResumeOptions
 from tests.daemon.looped import World, in_virtual_time, until
 from tests.daemon.test_loop_restart import LateDisk
 from tests.daemon.test_power_on import systemctl
@@ -271,6 +276,44 @@ async def test_an_outage_before_it_is_decided_has_a_story_of_its_own(tmp_path: P
         assert (unseen.outcome, unseen.ended_wall, unseen.figures["on_battery_s"]) == ("", None, 0.0)
     ended = [line.outage for line in world.lines() if line.event == "outage_ended"]
     assert ended == [seen.id]
+
+
+@in_virtual_time
+async def test_what_the_host_lacks_after_the_stop_is_not_remembered_as_good(tmp_path: Path) -> None:
+    """A GPU that did not come back: the check behind the gate must still know of it when training is to start."""
+    looks = 0
+
+    async def spawn(_argv: object, **_more: object) -> Ended:
+        nonlocal looks
+        looks += 1
+        answer = {"problems": ["7 of 8 GPUs"], "notes": [], "gpus": 7, "folders": 1, "detail": {}, "memory": "seven"}
+        return Ended(returncode=0, stdout=json.dumps(answer).encode(), stderr=b"")
+
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await training(world, daemon)
+    await rest(1800.0)
+    world.next_boot()
+    check = HostCheckEffector(
+        ResumeOptions(),
+        folder=tmp_path,
+        dirs=(),
+        reported_dirs=tuple,
+        wall=lambda: 1000.0,
+        spawn=spawn,
+        clock=world.clock,
+    )
+    memory = tmp_path / MEMORY
+    async with world.running() as daemon:
+        daemon.submit(replace(SEEN, at_s=daemon.clock(), alive=False))
+        keep = check.keep(lambda: is_calm(daemon.state), lambda: is_waiting(daemon.state), rest)
+        keeping = asyncio.get_running_loop().create_task(keep)
+        await rest(55.0)
+        assert isinstance(daemon.state.phase, Online)
+        assert (memory.exists(), looks > 0) == (False, True)
+        daemon.submit(replace(SEEN, at_s=daemon.clock(), step=461))
+        await until(memory.exists, 700.0)
+        keeping.cancel()
 
 
 def test_recover_starts_what_is_not_started() -> None:
