@@ -1033,6 +1033,19 @@ def test_each_boot_has_its_own_clock() -> None:
     assert month.doubted == ["b"]
 
 
+def test_an_outage_that_began_with_the_end_of_the_boot_before_has_the_clock_of_its_own_boot_set_right() -> None:
+    """The host was off for half an hour, and its clock was two hours fast when it came up."""
+    record = OutageRecord(id="o", boot_id="b", started_at_s=-8980.0, started_wall=1000.0)
+    numbers = [["away_s", 9000.0], ["phase", "online"]]
+    back = replace(line("b", 23.0, 10003.0), event="host_returned", payload={"numbers": numbers})
+    elapsed = Elapsed(record, [back, line("b", 42.0, 2822.0)])
+    assert (elapsed.of(back), elapsed.away_s, elapsed.doubted) == (1803.0, {"b": 1800.0}, [])
+    right = Elapsed(replace(record, started_at_s=-1780.0), [back, line("b", 42.0, 2822.0)])
+    assert (right.of(back), right.away_s) == (1803.0, {"b": 9000.0})
+    gone = Elapsed(record, [back, line("b", 42.0, 900.0)])
+    assert gone.of(back) == 9003.0, "by the clock at boot, where the later one is before its beginning"
+
+
 # --- Where it goes ----------------------------------------------------------------------------------------------------
 
 

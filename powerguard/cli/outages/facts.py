@@ -235,7 +235,7 @@ def _away(facts: OutageFacts, returned: Step, since_s: float) -> list[tuple[str,
     # The boot's clock began at 0 when its kernel did; the firmware came before that.
     firmware_s = number(_powered_on(facts, returned.line.boot_id).get("firmware_s")) or 0.0
     power_on_s = max(dark_s, returned.after_s - returned.line.at_s - firmware_s)
-    back_s = returned.after_s - undecided_s(returned)
+    back_s = max(power_on_s, returned.after_s - undecided_s(returned))
     return [("off", min(dark_s, power_on_s)), ("boot", power_on_s), ("recovery", back_s)]
 
 

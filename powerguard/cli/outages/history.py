@@ -90,7 +90,7 @@ class Elapsed:
         for boot_id, both in seen.items():
             both.sort()
             if boot_id == record.boot_id:
-                self._zero_s[boot_id] = -record.started_at_s
+                self._zero_s[boot_id] = self._before(record, both, lines)
             elif both:
                 self._zero_s[boot_id] = self._after(last, both, boot_id) - both[0][0]
             if both:
@@ -99,6 +99,23 @@ class Elapsed:
                     self.set_s.append((boot_id, round(change_s, 1)))
                 last = (self._zero_s[boot_id] + both[-1][0], both[-1][1])
         self.ended_s = None if self.doubted else self._ended_s(record, lines)
+
+    def _before(self, record: OutageRecord, both: Sequence[tuple[float, float]], lines: Sequence[Line]) -> float:
+        """Seconds since the outage began at the start of the boot that recorded it: negative, if it began in that boot.
+
+        Of a host that went down before its outage was known, it began with the last entry of the boot before.
+        """
+        zero_s = -record.started_at_s
+        if zero_s <= 0.0 or not both:
+            return zero_s
+        by_wall_s = both[-1][1] - both[-1][0] - record.started_wall
+        if not 0.0 <= by_wall_s <= LONGEST_GAP_S:
+            return zero_s
+        back = next((line for line in lines if (line.event, line.boot_id) == ("host_returned", record.boot_id)), None)
+        away_s = None if back is None else figures.number(pairs(back.payload.get("numbers")).get("away_s"))
+        if away_s is not None:
+            self.away_s[record.boot_id] = round(max(0.0, away_s + by_wall_s - zero_s), 3)
+        return by_wall_s
 
     def _ended_s(self, record: OutageRecord, lines: Sequence[Line]) -> float | None:
         if record.ended_at_s is None or record.ended_wall is None:
