@@ -184,6 +184,16 @@ def test_an_ordered_reboot_does_not_decide_it() -> None:
     assert len(result.ordered(ResumeTraining)) == 1
 
 
+def test_a_daemon_that_is_started_again_late_waits_for_the_bmc_as_well() -> None:
+    """It was stopped before the BMC answered, and its minute has passed meanwhile."""
+    again = ("25 sigterm", "200 restart", "201..205 utility load=10 charge=100", "206 powered_on watchdog reset")
+    result = play(SITE, AUTO, *TRAINS, "20 reboot gap=900", BACK[0], *again, "207..300 utility load=10 charge=100")
+    assert (result.ordered(ResumeTraining), result.state.alarms) == ([], ("training_not_started",))
+    known = ("22 powered_on policy-always-on ac", "25 sigterm", "26 restart", "27..40 utility load=10 charge=100")
+    result = play(SITE, AUTO, *TRAINS, "20 reboot gap=900", BACK[0], *known)
+    assert len(result.ordered(ResumeTraining)) == 1, "what was reported is not asked for again"
+
+
 def test_the_alarm_outlives_the_next_loss_of_power() -> None:
     """What a watchdog has ended is not started by powerguard, and must not be forgotten for that."""
     once_more = ("20 reboot id=three gap=900", *BACK, "30 powered_on policy-always-on ac", LATER)

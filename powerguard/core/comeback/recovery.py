@@ -106,7 +106,8 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     state = feeds.adopt(policy, stored.state, now_s)
     if isinstance(state.phase, Online):
         state = replace(state, own=())  # As after a reload.
-    turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)
+    stop = unseen.after_restart(state.unseen, now_s)
+    turn = Turn(policy, replace(state, trainers=_known(policy, state), unseen=stop), now_s)
     because = "the daemon restarted within the same boot"
     if _is_only_recorded(policy, state.phase):
         _begin_again(turn)

@@ -48,6 +48,13 @@ def after_boot(policy: Policy, old: State, stored_at_s: float, now_s: float, gap
     return None if found.left_because and not old.up else found
 
 
+def after_restart(stop: UnseenStop | None, now_s: float) -> UnseenStop | None:
+    """Return how the boot before ended, for a daemon that is started again in the same boot: it asks the BMC again."""
+    if stop is None or stop.by_s is None or stop.reported or stop.forced_by:
+        return stop
+    return replace(stop, by_s=now_s + REPORT_LIMIT_S)
+
+
 def _found(
     old: State, before: UnseenStop | None, stored_at_s: float, now_s: float, gap_s: float | None, *, has_node: bool
 ) -> UnseenStop | None:
