@@ -10,12 +10,13 @@ import pytest
 
 from powerguard.core.model.actions import Conduct, ResumeTraining
 from powerguard.core.model.events import RecoverNow, TrainerSeen
-from powerguard.core.model.state import Maintenance, Online, Recovery, UnseenStop
+from powerguard.core.model.state import Maintenance, Online, Recovery, State, UnseenStop
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.boots import lost_power, report_power_on
 from powerguard.daemon.control.admin import Admin, Directory
 from powerguard.daemon.journal import Inline
 from powerguard.daemon.loop import Loop
+from powerguard.daemon.notify.composer import MessageComposer, StepNotes
 from powerguard.daemon.observe.figures import cost_of
 from powerguard.daemon.observe.readiness import readiness
 from powerguard.daemon.observe.status import gates, stage
@@ -25,6 +26,7 @@ from powerguard.effectors.bmc.ipmi import ChassisStatus, PowerRestorePolicy, Res
 from powerguard.effectors.child import Ended
 from powerguard.effectors.host.check import MEMORY, HostCheckEffector
 from powerguard.effectors.options import ResumeOptions
+from tests.core.play import Player
 from tests.daemon.looped import World, in_virtual_time, until
 from tests.daemon.test_loop_restart import LateDisk
 from tests.daemon.test_power_on import systemctl
@@ -314,6 +316,16 @@ async def test_what_the_host_lacks_after_the_stop_is_not_remembered_as_good(tmp_
         daemon.submit(replace(SEEN, at_s=daemon.clock(), step=461))
         await until(memory.exists, 700.0)
         keeping.cancel()
+
+
+def test_the_message_names_the_command_once() -> None:
+    story = (
+        (Path(__file__).parents[1] / "scenarios" / "unseen-crash.txt").read_text(encoding="utf-8").partition("----")[0]
+    )
+    (note,) = [each for each in Player().play(story).notes if each.event == "training_not_started_raised"]
+    (message,) = MessageComposer("gpu-01").of_step(StepNotes((note,), State(), "", "armed", NOW_S))
+    assert message.text.count("powerguard recover") == 1
+    assert "the BMC reports watchdog" in message.text
 
 
 def test_recover_starts_what_is_not_started() -> None:

@@ -224,10 +224,7 @@ def reconcile(turn: Turn) -> None:
     if not any(trainer.alive for trainer in turn.state.trainers):
         unseen = replace(unseen, gone=True)
     turn.update(unseen=unseen)
-    text = (
-        f"the host went down on utility, unasked, while it trained; {unseen.left_because}: "
-        "start training with powerguard recover"
-    )
+    text = f"the host went down on utility, unasked, while it trained; {unseen.left_because}"
     holds = bool(unseen.left_because) and unseen.trainers > 0
     turn.set_alarm(NOT_STARTED, text if holds else "training runs", holds=holds, level=Level.ERROR)
 
@@ -241,7 +238,7 @@ def is_held(turn: Turn, phase: Recovery) -> bool:
     if because and not unseen.reported and turn.now_s - phase.began_s < REPORT_LIMIT_S:
         return True
     turn.update(unseen=replace(unseen, left_because=because))
-    text = f"the host went down on utility, unasked; {because}: start training with powerguard recover"
+    text = f"the host went down on utility, unasked; {because}"
     turn.set_alarm(NOT_STARTED, text if because else "training is started", holds=bool(because), level=Level.ERROR)
     return bool(because)
 

@@ -120,7 +120,7 @@ FIXES: Final = {
     "power_on_stuck": "see power_on in `powerguard doctor`: make the method's device or sentinel reachable",
     "power_on_doubtful": "see power_on in `powerguard doctor`: make the method's device or sentinel reachable",
     "trainer_stranger": "allow its user (trainer_uids, uids), or remove the socket",
-    "training_not_started": "powerguard recover; its reason is in `powerguard status` (docs/guides/return.md)",
+    "training_not_started": "find out why the host went down, then `powerguard recover` (docs/guides/return.md)",
     "training_paused": "POST /api/v1/resume to its socket, unless a person paused it",
     "training_held": "see that host; if it has gone, POST /api/v1/resume?all_hosts=1 to the trainer's socket",
     "job_incomplete": "bring its hosts back; fewer hosts need a sealed DCP checkpoint (docs/guides/many-hosts.md)",
