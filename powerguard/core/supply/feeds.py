@@ -280,14 +280,14 @@ def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
 def unreported_since_s(state: State) -> float | None:
     """Say since when it is not known whether utility is there, where the last that was known was utility; else None.
 
-    No source answers, or one does and reports "off" or "unknown", and nothing that shows battery.
+    No source answers, or one does and reports "off", or "unknown" and nothing that shows battery.
     """
     feed = state.feed
     if feed.supply is Supply.UTILITY:
         return feed.lost_since_s
     if feed.supply is Supply.BATTERY or feed.reading is None or not feed.utility_seen:
         return None
-    if fusion.supports_battery(feed.reading):
+    if fusion.is_unknown_on_battery(feed.reading):
         return None
     # One of several that went to battery and reports "off" now: its battery may have ended, and another one's carries.
     return None if any(each.feed.supply is Supply.BATTERY for each in state.upses) else feed.since_s

@@ -400,6 +400,14 @@ def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> b
     return now_s - feed.since_s >= stable_s and is_fresh(policy, feed, now_s)
 
 
+def is_unknown_on_battery(reading: Reading | None) -> bool:
+    """Say whether the output source is unknown, and another object shows that the battery carries the load.
+
+    An output that is off carries nothing: a host that runs has another supply.
+    """
+    return reading is not None and reading.output_source is OutputSource.UNKNOWN and bool(supports_battery(reading))
+
+
 # --- Several sources of one UPS --------------------------------------------------------------------------------
 #
 # Each has its own age, its own lag (NUT's snmp-ups follows its card by up to 30 s, measured) and its own ways to be
