@@ -68,6 +68,13 @@ def test_each_gate_says_how_it_is(daemon: Watched, shut: str, word: str) -> None
     assert not shut or word in by_name[shut].text
 
 
+def test_an_unknown_output_without_input_is_waited_for() -> None:
+    daemon = back(supply=Supply.UNKNOWN)
+    seen = reading(output_source=OutputSource.UNKNOWN, input_present=False)
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=seen))
+    assert gates(daemon)[0].text == "unknown, with the UPS's input gone: waited for"
+
+
 def test_why_a_charge_is_enough_is_said_in_words() -> None:
     """On the page and in `recover`, the core's own words ("charge_pct") explain nothing."""
     assert gates(back(for_s=20.0, charge=95.0))[2].text == "95 %: enough"

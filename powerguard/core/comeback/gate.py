@@ -89,7 +89,7 @@ def _because(turn: Turn, phase: Recovery) -> tuple[str, Level | None]:
         because = "utility has been back for long; to wait for more charge would cost more than a second outage"
         return because, Level.WARNING
     fresh = fusion.is_fresh(policy, state.feed, turn.now_s)
-    if fresh and state.feed.supply is not Supply.UNKNOWN:
+    if fresh and (state.feed.supply is not Supply.UNKNOWN or fusion.is_unknown_on_battery(state.feed.reading)):
         return "", None
     if turn.now_s - max(phase.began_s, state.feed.lost_since_s or phase.began_s) < policy.unknown_hold_s:
         return "", None

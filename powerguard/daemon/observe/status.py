@@ -775,6 +775,8 @@ def _utility(daemon: Daemon) -> TrainingGate:
     if feed.supply is Supply.BATTERY:
         return TrainingGate("utility", open=False, text="on battery")
     if feed.supply is Supply.UNKNOWN or not fusion.is_fresh(policy, feed, now_s):
+        if fusion.is_unknown_on_battery(feed.reading):
+            return TrainingGate("utility", open=False, text="unknown, with the UPS's input gone: waited for")
         hold = f"training starts blind {policy.unknown_hold_s:.0f} s after the return"
         return TrainingGate("utility", open=False, text=f"unknown: no source reports; {hold}")
     for_s = now_s - feed.since_s
