@@ -237,13 +237,22 @@ class Sentinel:
                 await self._rest(self._bells[name], left_s)
 
     async def _turn_of(self, name: str) -> asyncio.Semaphore:
-        """Wait for a place among those who look, in the line that is this host's by now. The caller gives it back."""
+        """Wait for a place among those who look, in the line that is this host's by now. The caller gives it back.
+
+        It keeps its place in a line: hundreds of dead BMCs may be in front of it.
+        """
+        bell = self._bells[name]
         while True:
-            gate = self._gates[name in self._looks]
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SOON_S / self._hands.pace):
-                    await gate.acquire()
-                    return gate
+            is_due = name in self._looks
+            async with asyncio.TaskGroup() as tasks:
+                place = tasks.create_task(self._gates[is_due].acquire())
+                place.add_done_callback(lambda _: bell.set())
+                while not place.done() and (name in self._looks) is is_due:
+                    bell.clear()
+                    await bell.wait()
+                place.cancel()
+            if not place.cancelled():
+                return self._gates[is_due]
 
     async def _ask(self, name: str) -> tuple[bool | None, str]:
         power = self._power[name]

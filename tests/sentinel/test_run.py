@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from structlog.testing import capture_logs
 from powerguard.clock import boottime_s
 from powerguard.core.model.events import OutputSource
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc.engine import ChassisStatus, Refusal
+from powerguard.effectors.bmc.engine import BmcError, ChassisStatus, Refusal
 from powerguard.effectors.bmc.ipmi import Failure
 from powerguard.sentinel.decide import FRESH_S, STILL_ON_S, Intent
-from powerguard.sentinel.run import LOOK_SOON_S
-from powerguard.sentinel.store import Clocks, IntentFile, IntentTable
+from powerguard.sentinel.run import LOOK_IDLE_S, LOOK_SOON_S, LOOKS_AT_ONCE, Sentinel, SentinelPorts, moment_of
+from powerguard.sentinel.store import Clocks, IntentFile, IntentStore, IntentTable
+from powerguard.sim.virtual import VirtualLoop
 from tests.peers.ipmi import IpmiSim, options
 from tests.peers.machine import folder_in_memory
 from tests.peers.redfish import OwnRedfish, make_certificate, redfish_options
@@ -356,6 +358,45 @@ async def test_dead_bmcs_hold_nobody_up(tmp_path: Path) -> None:
         await carried_out(rig.effector(), arm(in_s=10.0))
         chassis["n1"].power_on = False
         await rig.until(lambda: chassis["n1"].orders == 1, 15.0)
+
+
+class DeadPort:
+    """A BMC that hangs in each look, by a virtual clock. looked_s: when it was looked at."""
+
+    where = "BMC of the test"
+
+    def __init__(self) -> None:
+        self.looked_s: list[float] = []
+
+    async def status(self, by_s: float) -> ChassisStatus:
+        self.looked_s.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(12.0)
+        msg = "no answer"
+        raise BmcError(msg)
+
+    async def power_on(self, by_s: float) -> None:
+        """It is dead."""
+
+
+def test_each_of_many_dead_bmcs_has_its_turn(tmp_path: Path) -> None:
+    """A few are looked at at a time, as behind a switch without power, and one that is back must be seen soon."""
+    bmcs = {f"n{number}": DeadPort() for number in range(120)}
+    settings = settings_of(tmp_path / "state", hosts=tuple(bmcs))
+
+    async def look() -> None:
+        clock = asyncio.get_running_loop().time
+        ports = SentinelPorts(clock=clock, wall=clock, sources=lambda *_: [], power=lambda name, _: bmcs[name])
+        async with asyncio.TaskGroup() as tasks:
+            sentinel = Sentinel(settings, IntentStore(IntentFile(tmp_path), moment_of(ports), tasks), ports)
+            looks = [tasks.create_task(run()) for name, run in sentinel.tasks().items() if name.startswith("looks")]
+            await asyncio.sleep(7200.0)
+            for task in looks:
+                task.cancel()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(look())
+    longest_s = max(later - earlier for bmc in bmcs.values() for earlier, later in pairwise(bmc.looked_s))
+    assert longest_s < LOOK_IDLE_S + 12.0 * len(bmcs) / LOOKS_AT_ONCE
 
 
 async def test_a_bmc_that_takes_ten_seconds_for_a_login_is_waited_for(tmp_path: Path) -> None:
