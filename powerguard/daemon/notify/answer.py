@@ -12,6 +12,10 @@ MAX_ANSWER_BYTES: Final = 4096
 REDIRECTED: Final = "redirects elsewhere: not followed (store the new address)"
 _LINE: Final = 160
 _GOOD: Final = (0, 200, "0", "200", "ok", None)
+_SUCCESS: Final = re.compile(
+    r"\s*(ok|success|successful|succeeded|succeed|成功|操作成功|请求成功)[.!]?\s*", re.IGNORECASE
+)
+"""A `msg` that reports a success, whatever the `code`: 1, 20000 and SUCCESS are such codes."""
 _REDACTED: Final = "[redacted]"
 _SECRET: Final = 6
 """Characters of a part that is a secret by itself: shorter ones are found in every text."""
@@ -27,7 +31,7 @@ def error_in(body: bytes) -> bool:
     """Say whether an answer with a status of success reports an error all the same.
 
     DingTalk and WeCom: `errcode` is not 0. Feishu and Lark: `code` is not 0, with `msg`. Slack's API: `ok` is false.
-    WxPusher: `code` is 1000 for a success, with `success`.
+    WxPusher: `code` is 1000 for a success, with `success`. Other services have codes of their own for a success.
     """
     try:
         answer = json.loads(body)
@@ -37,7 +41,9 @@ def error_in(body: bytes) -> bool:
         return False
     if answer.get("errcode") not in _GOOD or answer.get("ok") is False:
         return True
-    return "msg" in answer and answer.get("code") not in _GOOD and answer.get("success") is not True
+    if "msg" not in answer or answer.get("code") in (*_GOOD, *range(200, 300)) or answer.get("success") is True:
+        return False
+    return _SUCCESS.fullmatch(str(answer["msg"])) is None
 
 
 def redact(text: str, secrets: Sequence[str]) -> str:

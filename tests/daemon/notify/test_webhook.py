@@ -324,6 +324,27 @@ async def test_order_is_kept_and_a_failure_is_retried(receiver: Receiver, tmp_pa
         assert (made.view("hook").failed, made.view("hook").since) == (2, None)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"code": 201, "msg": "Created"},
+        {"code": 20000, "msg": "success", "data": None},
+        {"code": 1, "msg": "OK"},
+        {"code": "SUCCESS", "msg": "\u6210\u529f"},
+    ],
+    ids=lambda each: str(each["code"]),
+)
+async def test_a_service_that_reports_success_in_its_own_words_gets_a_message_once(
+    receiver: Receiver, tmp_path: Path, answer: dict[str, object]
+) -> None:
+    """Its codes are not those of a chat bot; taken for an error, each message would arrive for an hour."""
+    receiver.answer = lambda: web.json_response(answer)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: made.view("hook").delivered or made.view("hook").failed)
+        assert (made.view("hook").delivered, made.view("hook").failed) == (1, 0)
+
+
 async def test_a_new_message_is_a_reason_to_try_sooner(receiver: Receiver, tmp_path: Path) -> None:
     """A target that was away for hours is asked every ten minutes; a new outage does not wait for that."""
     receiver.answer = lambda: web.Response(status=503)
