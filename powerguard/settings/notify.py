@@ -66,7 +66,8 @@ class WebhookOptions(_Target):
     authorization: where the value of the Authorization header is kept, such as `Bearer ...`.
     template: file with the body. It may name $title, $text, $host, $event, $level, $status, $outage, $because, $mode,
         $at and $id; `$$` is a dollar sign. Not set: a JSON object with all fields.
-    content_type: type of the body. In application/json the values are escaped for JSON strings.
+    content_type: type of the body. In application/json, and in types that end with +json, the values are escaped for
+        JSON strings.
     """
 
     kind: Literal["webhook"]
@@ -203,7 +204,7 @@ def read_template(options: WebhookOptions) -> Template:
             msg = f"{path}:{line}: {what} (known: {known}; write $$ for a dollar sign)"
             raise TemplateError(msg)
     made = Template(text)
-    if options.content_type.startswith(JSON):
+    if _is_json(options.content_type):
         try:
             json.loads(fill(made, dict.fromkeys(PLACEHOLDERS, 'a "b"\n'), options.content_type))
         except (ValueError, RecursionError) as error:
@@ -212,8 +213,13 @@ def read_template(options: WebhookOptions) -> Template:
     return made
 
 
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0]
+    return kind in (JSON, "text/json") or kind.endswith("+json")
+
+
 def fill(template: Template, values: dict[str, str], content_type: str) -> str:
     """Fill a checked template in."""
-    if content_type.startswith(JSON):
+    if _is_json(content_type):
         values = {name: json.dumps(value, ensure_ascii=False)[1:-1] for name, value in values.items()}
     return template.substitute(values)

@@ -128,6 +128,19 @@ async def test_a_template_makes_the_body(receiver: Receiver, tmp_path: Path) -> 
         assert receiver.headers[0]["Authorization"] == "Bearer abc"
 
 
+@pytest.mark.parametrize(
+    "content_type", ["application/json; charset=utf-8", "application/cloudevents+json", "text/json"]
+)
+async def test_a_template_of_json_stays_json(receiver: Receiver, tmp_path: Path, content_type: str) -> None:
+    template = tmp_path / "event.json"
+    template.write_text('{"text": "$because"}', encoding="utf-8")
+    target = hook(receiver, tmp_path, template=str(template), content_type=content_type)
+    async with post(options(hook=target), tmp_path) as made:
+        made.hear(note("overload_raised", Level.ERROR, 'a "quote" and a \\'))
+        await made.until(lambda: made.view("hook").delivered)
+        assert receiver.messages == [{"text": 'a "quote" and a \\'}]
+
+
 async def test_a_template_that_went_missing_is_reported_and_retried(receiver: Receiver, tmp_path: Path) -> None:
     template = tmp_path / "gone.json"
     async with post(options(hook=hook(receiver, tmp_path, template=str(template))), tmp_path) as made:
