@@ -214,8 +214,15 @@ class MessageComposer:
         for key, began in list(self._muted.items()):
             if not self._was_said(key, wall):
                 del self._muted[key]
-                messages += self._once(replace(began, at=wall))
+                messages += self._late(began, wall)
         return [*messages, *self._sum_up(now)]
+
+    def _late(self, began: Message, wall: float) -> list[Message]:
+        """Return the beginning of a trouble that was held back, with the time of it; not if the clock was set since."""
+        since = began.at if 0.0 <= wall - began.at < 2 * AGAIN_S else wall
+        found = [replace(each, at=since) for each in self._once(replace(began, at=wall))]
+        self.standing |= {each.key: each for each in found}
+        return found
 
     def end(self, key: str, because: str, wall: float) -> list[Message]:
         """Return the message that a trouble is over, if its beginning was sent."""

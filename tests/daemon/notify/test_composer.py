@@ -107,12 +107,25 @@ def test_the_same_trouble_is_reported_once_an_hour() -> None:
         assert listener.messages_of(raised) == []
         assert listener.messages_of(cleared) == []
     assert listener.messages_of(raised) == []
+    began_at = listener.now
     standing = replace(State(), alarms=("overload",))
     assert listener.watch({}, standing, "armed") == []
     listener.now += HOUR_S
     (again,) = listener.watch({}, standing, "armed")
     assert (again.status, again.key) == ("begin", "alarm:overload")
+    assert again.at == listener.standing[again.key].at == round(began_at, 3), "it says since when it stands"
+    assert "This happened at" in composed([again], "en", listener.now, 60.0).text
     assert [each.status for each in listener.messages_of(cleared)] == ["end"]
+
+
+def test_a_trouble_that_was_held_back_has_no_time_of_a_clock_that_was_not_set() -> None:
+    listener = Listener()
+    raised, cleared = note("overload_raised", Level.ERROR), note("overload_cleared", Level.INFO)
+    for each in (raised, cleared, raised):
+        listener.messages_of(each)
+    listener.now += 3 * 365 * 86400.0
+    (again,) = listener.watch({}, replace(State(), alarms=("overload",)), "armed")
+    assert again.at == round(listener.now, 3)
 
 
 def test_a_clock_that_is_set_back_mutes_nothing() -> None:
@@ -311,4 +324,4 @@ def test_late_messages_say_when_it_was() -> None:
     listener = Listener("zh")
     (one,) = listener.messages_of(*began())
     assert composed([one], "zh", listener.now + 1.0, 60.0) == one
-    assert "此前无法送达" in composed([one], "zh", listener.now + 100.0, 60.0).text
+    assert "发生于" in composed([one], "zh", listener.now + 100.0, 60.0).text
