@@ -332,6 +332,7 @@ class Sentinel:
 
     def _end(self, end: End) -> None:
         self.keeper.apply(lambda table: table.drop(end.host))
+        self._logged.pop(("wait", end.host), None)
         self.ends[end.host, end.how.value] += 1
         log_event = log.error if end.how in decide.ALARMS else log.info
         log_event("intent_ended", host=end.host, outage=end.outage, how=end.how.value, because=end.because)
@@ -438,6 +439,7 @@ class Sentinel:
             return 503, refusal(f"not stored: {error}")
         if old is not None and old.outage != request.outage:
             self.ends[request.host, Ending.REPLACED.value] += 1
+            self._logged.pop(("wait", request.host), None)
         log.info("intent_stored", host=request.host, outage=request.outage, in_s=request.in_s, valid_s=request.valid_s)
         self._bells[request.host].set()
         # What is read back is what stands in the table.

@@ -220,6 +220,24 @@ async def test_a_ups_that_is_not_read_is_logged_with_the_reason_and_once(tmp_pat
     assert lost == [("a", "silence")] * 2
 
 
+@pytest.mark.parametrize("ends", ["withdrawn", "replaced"])
+async def test_why_a_host_waits_is_logged_in_each_outage(tmp_path: Path, ends: str) -> None:
+    """It may be the same reason as in the outage before."""
+    with capture_logs() as lines:
+        async with running(tmp_path) as rig:
+            rig.supplies["a"].source = OutputSource.BATTERY
+
+            def logged() -> int:
+                return sum(line["event"] == "power_on_waits" and "on battery" in line["because"] for line in lines)
+
+            await carried_out(rig.effector(), arm("o1"))
+            await rig.until(lambda: logged() == 1)
+            if ends == "withdrawn":
+                await carried_out(rig.effector(), disarm("o1"))
+            await carried_out(rig.effector(), arm("o2"))
+            await rig.until(lambda: logged() == 2, 20.0)
+
+
 async def test_once_the_reason_is_gone_it_comes_back(tmp_path: Path) -> None:
     async with running(tmp_path, pace=50.0) as rig:
         on_battery(rig)
