@@ -213,7 +213,8 @@ class Sentinel:
     def _publish(self, event: Reading | SourceFailed) -> None:
         whose = f"{event.ups} {event.source}"
         if isinstance(event, Reading):
-            self._is_news("source", whose, "")
+            if self._logged.pop(("source", whose), ""):
+                log.info("source_recovered", ups=event.ups, source=event.source, because="it is read again")
         elif event.lost and self._is_news("source", whose, event.reason):
             log.warning("source_lost", ups=event.ups, source=event.source, because=event.reason)
         if event.ups in self._feeds:
@@ -228,8 +229,11 @@ class Sentinel:
                 gate.release()
             before = self.seen.get(name)
             self.seen[name] = decide.look(before, self.clock(), power_on=power_on, why=why)
-            if power_on is None and (before is None or before.power_on is not None):
-                log.warning("bmc_silent", host=name, because=why)
+            if power_on is None:
+                if self._is_news("bmc", name, why):
+                    log.warning("bmc_silent", host=name, because=why)
+            elif self._logged.pop(("bmc", name), ""):
+                log.info("bmc_back", host=name, because="its BMC answers again")
             self._news.set()
             looked_s = self.clock()
             while (left_s := looked_s + self._look_every_s(name) - self.clock()) > 0.0:

@@ -218,6 +218,23 @@ async def test_a_ups_that_is_not_read_is_logged_with_the_reason_and_once(tmp_pat
             await asyncio.sleep(0.1)
     lost = [(entry["ups"], entry["because"]) for entry in logs if entry["event"] == "source_lost"]
     assert lost == [("a", "silence")] * 2
+    assert [entry["ups"] for entry in logs if entry["event"] == "source_recovered"] == ["a"]
+
+
+async def test_a_bmc_that_fails_is_logged_with_each_reason_and_its_end(tmp_path: Path) -> None:
+    """A board that has just started gives no answer, and then refuses the password: that one is to be corrected."""
+    chassis = Chassis(why="no answer")
+    with capture_logs() as logs:
+        async with running(tmp_path, pace=2000.0, chassis={"n1": chassis}) as rig:
+
+            def logged(event: str) -> list[str]:
+                return [entry["because"] for entry in logs if entry["event"] == event]
+
+            await rig.until(lambda: logged("bmc_silent") == ["no answer"])
+            chassis.why = "refuses the password"
+            await rig.until(lambda: logged("bmc_silent") == ["no answer", "refuses the password"], 20.0)
+            chassis.why = ""
+            await rig.until(lambda: len(logged("bmc_back")) == 1, 20.0)
 
 
 @pytest.mark.parametrize("ends", ["withdrawn", "replaced"])
