@@ -13,7 +13,7 @@ from aiohttp import web
 from powerguard.daemon.observe.http import HTML_TYPE, TEXT_TYPE, Handler, respond
 from powerguard.daemon.observe.page.view import Row, duration, moment, policy, render, shortened
 from powerguard.daemon.observe.page.words import WORDS, language_of
-from powerguard.sentinel.decide import ALARMS, Intent
+from powerguard.sentinel.decide import Intent
 from powerguard.sentinel.run import Sentinel
 from powerguard.sentinel.server import HostRequests
 
@@ -81,7 +81,7 @@ def page(sentinel: Sentinel, language: str, *, has_names: bool, has_key: bool = 
     """
     words = TEXTS[language]
     world, keeper = sentinel.world(), sentinel.keeper
-    lost = sum(count for (_, how), count in sentinel.ends.items() if how in ALARMS)
+    lost = len(sentinel.left_off)
     alarms = [words["not_writable"]] if keeper.error else []
     alarms += [words["damaged"]] if keeper.damage else []
     alarms += [f"{words['given_up']} {lost}"] if lost else []

@@ -147,7 +147,8 @@ class SentinelPorts:
     """The sentinel's interfaces to the world; tests replace them.
 
     wall: only for the times in the file, from one boot to the next. pace: how much faster clock runs than the loop.
-    refusals: logins that BMCs have refused; they outlive a reload.
+    refusals: logins that BMCs have refused. left_off: hosts whose intent ended although they are not on, until they are
+    on. Both outlive a reload.
     """
 
     clock: Clock = boottime_s
@@ -158,6 +159,7 @@ class SentinelPorts:
     sources: Callable[[SentinelSettings, Clock], list[tuple[str, Source]]] | None = None
     power: Callable[[str, SentinelHost], Power] | None = None
     refusals: Refusals = field(default_factory=dict)
+    left_off: set[str] = field(default_factory=set)
 
 
 def _sources(settings: SentinelSettings, clock: Clock) -> list[tuple[str, Source]]:
@@ -180,6 +182,7 @@ class Sentinel:
         self.waits: Mapping[str, str] = {}
         self.orders: Counter[tuple[str, str]] = Counter()
         self.ends: Counter[tuple[str, str]] = Counter()
+        self.left_off = ports.left_off
         self.turned_s = ports.clock()
         self._hands = ports
         self._policies = {name: policy_of(name, options.sources) for name, options in settings.ups.items()}
@@ -234,6 +237,8 @@ class Sentinel:
                     log.warning("bmc_silent", host=name, because=why)
             elif self._logged.pop(("bmc", name), ""):
                 log.info("bmc_back", host=name, because="its BMC answers again")
+            if power_on:
+                self.left_off.discard(name)
             self._news.set()
             looked_s = self.clock()
             while (left_s := looked_s + self._look_every_s(name) - self.clock()) > 0.0:
@@ -338,6 +343,8 @@ class Sentinel:
         self.keeper.apply(lambda table: table.drop(end.host))
         self._logged.pop(("wait", end.host), None)
         self.ends[end.host, end.how.value] += 1
+        if end.how in decide.ALARMS:
+            self.left_off.add(end.host)
         log_event = log.error if end.how in decide.ALARMS else log.info
         log_event("intent_ended", host=end.host, outage=end.outage, how=end.how.value, because=end.because)
 
@@ -411,6 +418,7 @@ class Sentinel:
 
     async def answer(self, kind: str, request: wire.Request) -> Answer:
         """Answer a host that has proven who it is."""
+        self.left_off.discard(request.host)
         match kind:
             case "store":
                 return await self._store(request)

@@ -9,6 +9,7 @@ import pytest
 from powerguard.core.model.events import OutputSource
 from powerguard.sentinel.options import MAX_HOSTS
 from powerguard.sentinel.page import TEXTS, page
+from powerguard.sentinel.run import Sentinel
 from powerguard.sentinel.server import Buckets
 from tests.daemon.test_page import Outline
 from tests.e2e.test_page import tab
@@ -107,6 +108,21 @@ async def test_an_intent_is_shown(tmp_path: Path, language: str) -> None:
         failed = (await get(rig, "/", **{"Accept-Language": language}))[1]
         assert words["failed"] in failed
         assert words["not_writable"] in failed
+
+
+async def test_a_host_that_was_given_up_is_an_alarm_until_it_is_on(tmp_path: Path) -> None:
+    """Also after a reload of the settings, which has no part in it."""
+    text = TEXTS["en"]["given_up"]
+    async with running(tmp_path, pace=2000.0, chassis={"n1": Chassis(power_on=False, stuck=True)}) as rig:
+        await carried_out(rig.effector(), arm())
+        await rig.until(lambda: rig.sentinel.ends["n1", "gave_up"] == 1)
+        assert f"{text} 1" in (await get(rig, "/"))[1]
+        reloaded = Sentinel(rig.settings, rig.sentinel.keeper, rig.sentinel._hands)
+        assert f"{text} 1" in page(reloaded, "en", has_names=False)
+        rig.chassis["n1"].power_on = True
+        await rig.until(lambda: rig.sentinel.seen["n1"].power_on)
+        assert text not in (await get(rig, "/"))[1]
+        assert text not in page(reloaded, "en", has_names=False)
 
 
 async def test_the_page_of_many_hosts_stays_small(tmp_path: Path) -> None:
