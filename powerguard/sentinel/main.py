@@ -144,10 +144,10 @@ async def _another(
             async with asyncio.timeout(REREAD_S):
                 another = await asyncio.to_thread(reread)
             _check_same(taken.settings, another.settings)
-        except SettingsError as error:
-            because = str(error)
         except TimeoutError:
             because = f"the settings and secrets were not read within {REREAD_S:g} s"
+        except (SettingsError, OSError) as error:  # the latter: of a disk that fails, whose intents are in memory
+            because = str(error)
         else:
             return another
         log.error("settings_refused", because=because, kept="the settings so far")

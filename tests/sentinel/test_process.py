@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -12,12 +13,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
+from powerguard.daemon.systemd import Notifier
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.sentinel.effector import SentinelEffector
+from powerguard.sentinel.main import SentinelInputs, _another
 from tests.peers.ipmi import IpmiSim, keep_secret
 from tests.peers.nut import free_port, upsd
-from tests.sentinel.rig import KEYS, arm, carried_out, check, disarm, options_of
+from tests.sentinel.rig import KEYS, arm, carried_out, check, disarm, options_of, settings_of
 
 SETTINGS = """\
 mode: armed
@@ -151,6 +155,22 @@ async def test_settings_are_read_again_and_what_stands_stays(tmp_path: Path) -> 
             assert await process.wait() == 0
     assert "intents=n1" in program.log
     assert "Traceback" not in program.log
+
+
+async def test_a_reload_on_a_disk_that_fails_ends_no_sentinel(tmp_path: Path) -> None:
+    """Its intents are carried out from memory; the next start would not have them."""
+
+    def reread() -> SentinelInputs:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path))
+
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signals.put_nowait(number)
+    taken = SentinelInputs(settings_of(tmp_path / "state"), {}, b"", None)
+    with capture_logs() as lines:
+        assert await _another(taken, signals, reread, Notifier.take()) is None
+    assert [line["event"] for line in lines] == ["settings_refused"]
+    assert "Input/output error" in lines[0]["because"]
 
 
 async def test_systemd_hears_of_progress_after_each_reload(tmp_path: Path) -> None:
