@@ -22,6 +22,7 @@ from powerguard.effectors.options import SentinelOptions
 from powerguard.effectors.sentinel import protocol as wire
 from powerguard.effectors.sentinel.effector import SentinelEffector
 from powerguard.options import Secret
+from powerguard.sentinel.server import Buckets
 from powerguard.sentinel.store import Clocks, IntentFile, IntentTable
 from powerguard.settings.load import load
 from tests.peers.machine import watched
@@ -105,6 +106,28 @@ class SlowCard(IntentFile):
     def save(self, table: IntentTable, now: Clocks) -> None:
         time.sleep(2.3 if table.intents else 0.0)
         super().save(table, now)
+
+
+async def test_without_history_a_sentinel_that_was_not_heard_is_not_disarmed(tmp_path: Path) -> None:
+    """It may hold an intent of another outage than those that were withdrawn."""
+    states = [settings_of(tmp_path / name) for name in ("one", "two")]
+    async with running(tmp_path, states[0]) as one, running(tmp_path, states[1]) as two:
+        await carried_out(one.effector(), arm("o1"))
+        await carried_out(two.effector(), arm("o2"))
+        two.door._addresses = Buckets(0.0, 0.0)
+
+        async def free() -> None:
+            """Let it answer once the withdrawal of the first one's intent is on its way."""
+            await one.until(lambda: not one.outages)
+            two.door._addresses = Buckets(10.0, 60.0)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(free())
+            with pytest.raises(EffectorError, match="not withdrawn everywhere"):
+                await carried_out(one.effector(urls=(two.url,)), disarm("", limit_s=6.0))
+        assert (one.outages, two.outages) == ({}, {"n1": "o2"})
+        assert (await carried_out(one.effector(urls=(two.url,)), disarm("")))["disarmed"]
+        assert two.outages == {}
 
 
 async def test_a_sentinel_with_a_slow_disk_is_waited_for(tmp_path: Path) -> None:

@@ -241,9 +241,11 @@ class SentinelEffector:
                 # One that is dead takes all the time that it is given: half of it is for the others' second answer.
                 soon = replace(action, by_s=(self._clock() + action.by_s) / 2)
                 answers = await self._ask("hello", {"feeds": self._feeds}, soon)
+                failed = _failed_of(answers)  # one that was not heard may hold an intent of another outage
                 for outage in _held(answers):
                     answers = await self._ask("withdraw", {"outage": outage}, action)
-                return self._withdrawn(answers)
+                    failed |= _failed_of(answers)
+                return self._withdrawn({**answers, **failed})
             case DisarmPowerOn(outage=outage):
                 return self._withdrawn(await self._ask("withdraw", {"outage": outage}, action))
             case _:
@@ -343,6 +345,10 @@ def _orders(answer: Answer | str) -> int:
     """How often it has ordered this host powered on in this outage; older sentinels do not report it."""
     count = 0 if isinstance(answer, str) else answer.get("orders")
     return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MOST_ORDERS else 0
+
+
+def _failed_of(answers: _Answers) -> dict[str, str]:
+    return {url: answer for url, answer in answers.items() if isinstance(answer, str)}
 
 
 def _held(answers: _Answers) -> list[str]:
