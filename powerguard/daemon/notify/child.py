@@ -86,6 +86,8 @@ def mail(request: dict[str, Any]) -> Result:
     except ssl.SSLCertVerificationError as error:
         return _failed(f"its certificate does not verify ({error.verify_message}): see ca_file")
     except smtplib.SMTPNotSupportedError:
+        if not "".join([options["sender"], *options["to"]]).isascii():
+            return _failed("it takes only ASCII letters in addresses: write a domain in its form that begins with xn--")
         return _failed("it does not offer STARTTLS or a login that we know: see tls and port")
     except smtplib.SMTPResponseException as error:
         return _failed(f"{error.smtp_code} {one_line(_bytes(error.smtp_error))}", refused=error.smtp_code >= 500)

@@ -174,6 +174,16 @@ async def test_a_password_that_smtp_cannot_send_is_named(server: Server, authori
         assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, text)}
 
 
+async def test_an_address_that_the_server_cannot_take_is_named(
+    server: Server, authority: Authority, tmp_path: Path
+) -> None:
+    """STARTTLS and the login have worked, so the answer is not to send anyone there."""
+    target = mail(server.port, tmp_path, authority, to=["ops@b\u00fccher.example"])
+    async with post(options(ops=target), tmp_path) as made:
+        text = "it takes only ASCII letters in addresses: write a domain in its form that begins with xn--"
+        assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, text)}
+
+
 async def test_a_wrong_certificate_ends_it_before_the_login(box: Mailbox, authority: Authority, tmp_path: Path) -> None:
     server = Server(box, authority, "other.example")
     server.start()
