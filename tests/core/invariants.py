@@ -219,5 +219,5 @@ def check_spent_battery(state: State, now_s: float) -> None:
         return  # Readings that all say more than is held: after 20 s of them it is held no longer.
     fresh = now_s - reading.at_s < 0.01
     said = reading.output_source is OutputSource.BATTERY and not reading.calibrating
-    again = second.output_source is OutputSource.BATTERY and reading.at_s - second.at_s >= 0.5
+    again = second.output_source is OutputSource.BATTERY and 0.5 <= reading.at_s - second.at_s <= 15.0
     assert not (fresh and said and again), "two readings after the test came true must latch"

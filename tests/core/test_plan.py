@@ -302,7 +302,8 @@ def latch(at: State, due_at_s: float, now_s: float = NOW_S, policy: object = POL
         (100.0, 99.9, 102.0, True),
         (100.0, 99.9, 102.1, False),  # more than 2 s old
         (100.0, 101.5, 103.4, False),  # silent, but the test came true less than 2 s ago
-        (100.0, 101.0, 103.1, True),  # silent for 3 s: dead reckoning decides alone
+        (100.0, 101.0, 115.9, False),  # silent for a while, but not lost: it may be asked for the first time
+        (100.0, 101.0, 116.0, True),  # silent for a quarter of the stop's reserve: dead reckoning decides alone
     ],
 )
 def test_the_commit_needs_a_fresh_reading_asked_for(at_s: float, due_at_s: float, now_s: float, *, may: bool) -> None:
@@ -354,7 +355,9 @@ def test_a_cut_and_blindness_have_other_witnesses() -> None:
     assert latch(state(None, HOLD, last=reading(99.0, "utility")), 98.5, policy=BLIND)
     nothing = state(0.2, HOLD)
     nothing = replace(nothing, feed=replace(nothing.feed, reading=None))
-    assert (latch(nothing, 98.0), latch(nothing, 98.1)) == (True, False)
+    assert (latch(nothing, 85.0), latch(nothing, 85.1)) == (True, False)
+    lost = replace(nothing, feed=replace(nothing.feed, lost_since_s=97.0))
+    assert (latch(lost, 98.0), latch(lost, 98.1)) == (True, False)
     alone = state(0.2, HOLD)
     assert not latch(replace(alone, feed=replace(alone.feed, previous=None)), 99.0)
 

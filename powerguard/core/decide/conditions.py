@@ -20,7 +20,7 @@ from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import Battery, Emergency, Feed, Holding, Online, Recovery, Shutdown, State, Supply
 from powerguard.core.supply.feeds import battery_reported_twice, contradicts_commit, each_alone, has_supplies
-from powerguard.core.supply.fusion import is_fresh
+from powerguard.core.supply.fusion import follows, is_fresh
 
 _BINS = (
     (1.0, 60.0, 0.31),
@@ -65,6 +65,8 @@ _SHORT_RUNTIME_S = 45.0
 _SHORT_RUNTIME_SHARE = 0.25
 _PROGRESS_RESERVE_S = 20.0
 _FRESH_S = 2.0
+_ANSWER_SHARE = 0.25
+"""Of a stop's reserve, what a UPS has to answer in that is not lost: a daemon that has just started discovers it."""
 _BLIND_CHARGE_PCT = 40.0
 _CHARGED_PCT = 90.0
 COMEBACK_S = 180.0
@@ -297,13 +299,14 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
     """Say whether the commit has both its witnesses: it is never one number.
 
     It needs a fresh reading that says battery, asked for after the test came true, and a second witness. With the
-    source lost, dead reckoning alone decides.
+    source lost, or one that does not answer in time, dead reckoning alone decides.
     """
     feed = state.feed
     reading = feed.reading
     cut = plan.cut_in_s is not None
     if reading is None or not is_fresh(policy, feed, now_s):
-        return now_s - due_at_s >= _FRESH_S
+        is_known = cut or feed.lost_since_s is not None
+        return now_s - due_at_s >= (_FRESH_S if is_known else max(_FRESH_S, _ANSWER_SHARE * policy.reserve_s))
     if reading.at_s <= due_at_s or now_s - reading.at_s > _FRESH_S:
         return False
     if cut:
@@ -316,10 +319,10 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.
         return reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and _own_account_agrees(policy, plan)
-    # A flapping utility has reported battery often enough; two readings in a row may never come.
-    return (
-        battery_reported_twice(policy, state, now_s) or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
-    )
+    if battery_reported_twice(policy, state, now_s) or is_flapping(state, now_s):
+        return True  # A flapping utility has reported battery often enough; two readings in a row may never come.
+    # What was counted while no reading came, such as before a restart, rests on the report that this one is to prove.
+    return follows(policy, reading, feed.previous) and _own_account_agrees(policy, plan)
 
 
 def is_spared(policy: Policy, state: State, plan: Budget) -> bool:

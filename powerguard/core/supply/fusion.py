@@ -47,6 +47,8 @@ DOUBT_S = 180.0
 SECOND_READING_S = 0.2
 """Two readings closer together than this are one observation."""
 _APART_S = 0.5
+_UNSEEN_S = 15.0
+"""A longer gap between two readings is time of which nothing is known."""
 CONTRADICTED = "supply_contradicted"
 """Alarm: the UPS reports utility, and two objects of the same answer show battery."""
 _LEAST_FALL_PCT = 1.0
@@ -498,19 +500,28 @@ def denied_by(policy: Policy, feed: Feed, now_s: float) -> Reading | None:
 
 
 def battery_reported_twice(policy: Policy, feed: Feed, now_s: float) -> bool:
-    """Say whether two readings, half a second or more apart, say battery: of one source, whatever came in between."""
+    """Say whether two readings, half a second or more apart, say battery: of one source, whatever came in between.
+
+    One of before a long silence, or of before a restart of the daemon, proves nothing about now.
+    """
     if not feed.heard:
         newest, second = feed.reading, feed.previous
         if newest is None or second is None or second.output_source is not OutputSource.BATTERY:
             return False
-        return newest.at_s - second.at_s >= _APART_S
+        return newest.at_s - second.at_s >= _APART_S and follows(policy, newest, second)
     return any(
         each.reading is not None
         and each.battery_at_s is not None
         and each.reading.at_s - each.battery_at_s >= _APART_S
+        and follows(policy, each.reading, each.previous)
         and _is_heard(policy, each, now_s)
         for each in feed.heard
     )
+
+
+def follows(policy: Policy, reading: Reading, previous: Reading | None) -> bool:
+    """Say whether a reading came soon after the one before, so that the time between them is known."""
+    return previous is not None and reading.at_s - previous.at_s <= max(_UNSEEN_S, 2 * policy.stale_s)
 
 
 # --- One source -------------------------------------------------------------------------------------------------

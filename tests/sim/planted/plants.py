@@ -191,8 +191,8 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.comeback.recovery",
         swaps=(
             (
-                "turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)",
-                "turn = Turn(policy, replace(state, battery=Battery(at_s=now_s)), now_s)",
+                "replace(state, trainers=_known(policy, state), unseen=stop)",
+                "replace(state, battery=Battery(at_s=now_s))",
             ),
         ),
         level="loop",
@@ -399,7 +399,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="lost_source_blocks_the_commit",
         module="powerguard.core.decide.conditions",
-        swaps=(("        return now_s - due_at_s >= _FRESH_S", "        return False"),),
+        swaps=(("        return now_s - due_at_s >= (_FRESH_S", "        return False and (_FRESH_S"),),
         site=_SILENT,
         hint=37,
     ),
@@ -571,8 +571,8 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.comeback.recovery",
         swaps=(
             (
-                "turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)",
-                "turn = Turn(policy, replace(state, trainers=_known(policy, state), phase=Online()), now_s)",
+                "replace(state, trainers=_known(policy, state), unseen=stop)",
+                "replace(state, trainers=_known(policy, state), phase=Online())",
             ),
         ),
         level="loop",
@@ -765,7 +765,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="a_stop_outside_an_outage_ends_training",
         module="powerguard.core.comeback.unseen",
-        swaps=(("    if not isinstance(old.phase, Online) or not old.up:", "    if True:"),),
+        swaps=(("    if not isinstance(old.phase, Online):", "    if True:"),),
         level="loop",
         within=1100,
         hint=373,
