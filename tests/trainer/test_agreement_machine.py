@@ -232,6 +232,31 @@ def test_same_step_again_is_known_to_be_durable() -> None:
     assert back.already == "", "training was rolled back, and comes to that step with another state"
 
 
+def test_a_checkpoint_that_is_still_written_as_training_is_rolled_back_answers_nothing_later() -> None:
+    """It ends well after that, and the same number of a step comes again with another state."""
+    back = {"kind": "back"}
+    again = after(ask("a"), step(1, 5), begin(1), back, end(1), ask("b"), step(2, 5), begin(2)).back
+    assert again is not None
+    assert (again.number, again.already, again.follows) == (2, "", 0)
+    meanwhile = after(ask("a"), step(1, 5), begin(1), back, ask("b", "pause"), step(2, 5), begin(2)).front
+    assert meanwhile is not None
+    assert meanwhile.follows == 0
+
+
+def test_one_that_begins_at_the_step_that_another_writes_follows_it() -> None:
+    """What a rank has heard of the end of the other decides nothing: the log says the same to all."""
+    first = (ask("a"), step(1, 5), begin(1))
+    second = after(*first, ask("b", "pause"), step(2, 5), begin(2)).front
+    assert second is not None
+    assert (second.follows, second.already) == (1, "")
+    done = after(*first, ask("b", "pause"), step(2, 5), end(1), begin(2)).front
+    assert done is not None
+    assert (done.follows, done.already) == (0, "sha256:aa"), "it ended between the step and the beginning"
+    later = after(*first, ask("b", "pause"), step(2, 6), begin(2)).front
+    assert later is not None
+    assert later.follows == 0
+
+
 @pytest.mark.parametrize("ok", [True, False])
 @pytest.mark.parametrize("is_beside", [True, False])
 def test_a_checkpoint_that_joins_a_roll_does_not_keep_training_standing(*, is_beside: bool, ok: bool) -> None:

@@ -593,6 +593,46 @@ def test_an_emergency_in_an_evaluation_of_what_was_just_saved(folder: Path) -> N
     world.end()
 
 
+class Slow(Disk):
+    """Writes nothing while it is held."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        """Write, once it may."""
+        assert self.go.wait(60)
+        return super().write(descriptor, content, offset)
+
+
+@pytest.mark.parametrize("after", [After.PAUSE, After.CONTINUE])
+def test_an_emergency_in_an_evaluation_of_what_is_just_being_written(folder: Path, after: After) -> None:
+    """One rank had heard that the first is durable, and named it; the other one had not, and wrote its copy again.
+
+    So each waited for the other's part until the time of the emergency was over.
+    """
+    disk = Slow()
+    world, step = evaluating(folder, disk=disk)
+    disk.go.clear()
+    world.trigger(0, "first", After.CONTINUE, deadline_s=None)
+    world.until(lambda: all(each.guard.requests.begun for each in world.ranks))
+    world.until(lambda: all(agreement_of(each).state.back is not None for each in world.ranks))
+    if after is After.PAUSE:
+        world.trigger(1, "e", after)
+        world.until(lambda: all((front := agreement_of(each).state.front) and front.begun for each in world.ranks))
+    disk.go.set()
+    if after is After.CONTINUE:
+        world.trigger(1, "e", after)
+    first, ending = world.ended(0, "first"), world.ended(1, "e")
+    assert (first.error, ending.error, ending.durable, ending.step) == ("", "", True, step)
+    assert len(list(world.roots[0].glob(f"step-{step:012}-*"))) == 1, "the same state, once"
+    world.ranks[1].guard.requests.resume()
+    for rank in world.ranks:
+        rank.evaluated.set()
+    world.end()
+
+
 def test_an_emergency_at_the_step_from_which_all_ranks_were_rolled_back_is_written(folder: Path) -> None:
     """The first checkpoint of that step is set aside by then: it is no answer."""
     world = World(folder, ["a", "a"])

@@ -225,6 +225,7 @@ class StepHook:
         part = together.part(known)
         with requests.lock:
             operation = together.claim(known, step)
+        known = together.agreement.settled(known)
         is_late = known.reason == PERIODIC
         outcome = None if known.already or from_memory else self._take(step, operation, late=is_late)
         with requests.lock:

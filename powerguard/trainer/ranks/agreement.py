@@ -340,6 +340,18 @@ class Agreement:
         except GenerationOverError as ended:
             log.debug("generation %d: %s", number, ended)
 
+    def settled(self, known: Generation) -> Generation:
+        """Wait for the generation that this one follows; return this one, with the checkpoint of that if there is one.
+
+        Every rank comes to the same answer, so that none writes the state again where another one names a checkpoint.
+        """
+        if not known.follows:
+            return known
+        state = self._replica
+        state.until(lambda: over(state.state, known.follows) or over(state.state, known.number))
+        ended = self._known(known.follows).ended
+        return replace(known, already=ended.digest) if ended is not None and ended.ok else known
+
     def gather(self, number: int, key: str, value: bytes, *, read: bool = True) -> list[bytes]:
         """Hand in this rank's value under a key; return those of all ranks, by rank, once all have handed in theirs.
 

@@ -61,7 +61,9 @@ class Generation:
     number: 1, 2 ... ids: of all who asked; the first one opened it. save: False for a pause without a checkpoint.
     step: what all ranks save, or stand at; None until agreed. token: 8 hex digits that no other generation has.
     on_battery: hosts (their index) whose asker said on_battery. beside: written while training goes on.
-    already: digest of the checkpoint of this very step that is durable already; "" for none. gathered: keys.
+    already: digest of the checkpoint of this very step that is durable already; "" for none. follows: number of the one
+    that was still writing this very step as this one began, whose checkpoint counts for both; 0: none. gathered: keys.
+    is_outdated: training was rolled back since it began, so that its step comes again with another state.
     """
 
     number: int
@@ -76,6 +78,8 @@ class Generation:
     begun: bool = False
     beside: bool = False
     already: str = ""
+    follows: int = 0
+    is_outdated: bool = False
     gathered: tuple[str, ...] = ()
     ended: Ended | None = None
 
@@ -226,8 +230,14 @@ def _begin(state: State, entry: Mapping[str, Any]) -> State:
     front = state.front
     if front is None or front.number != entry["g"] or front.step is None or front.begun:
         return state
-    beside = front.after is After.CONTINUE and state.back is None
+    back = state.back
+    beside = front.after is After.CONTINUE and back is None
     begun = replace(front, begun=True, beside=beside)
+    # By the log, and not by what each rank has saved: one may have heard of the end of the other, and the next one not.
+    if front.step == state.committed_step:
+        begun = replace(begun, already=state.committed_digest)
+    elif back is not None and back.step == front.step and not back.is_outdated:
+        begun = replace(begun, follows=back.number)
     return replace(state, front=None, back=begun) if beside else replace(state, front=begun)
 
 
@@ -316,6 +326,9 @@ def _depart(state: State, entry: Mapping[str, Any]) -> State:
 
 
 def _back(state: State, _entry: Mapping[str, Any]) -> State:
+    for known in (state.front, state.back):
+        if known is not None and known.begun:
+            state = _put(state, replace(known, is_outdated=True))
     return replace(state, committed_step=None, committed_digest="")
 
 
@@ -348,7 +361,7 @@ def _over(state: State, known: Generation, ended: Ended) -> State:
     elif state.back is not None and state.back.number == known.number:
         state = replace(state, back=None)
     state = replace(state, past=(*state.past, replace(known, ended=ended))[-_KEPT:])
-    if ended.ok and known.save:
+    if ended.ok and known.save and not known.is_outdated:
         state = replace(state, committed_step=known.step, committed_digest=ended.digest)
     if known.rolls and not ended.ok and not ended.aborted:
         return replace(state, departed=ended.error or "a host has left the job", leaving=known.number)
