@@ -53,6 +53,8 @@ class Rank:
         """It evaluates in a phase with a step."""
         self.saves_evaluated = False
         """It calls `save` in that phase, too."""
+        self.copies_slowly = False
+        """And copies its state for that until `saved`."""
         self.evaluating = threading.Event()
         self.evaluated = threading.Event()
         self.goes_back_to: int | None = None
@@ -140,7 +142,9 @@ class Rank:
     def _evaluate(self, guard: Guard) -> None:
         with guard.phase("eval", step=self.done if self.keeps_state else None):
             if self.saves_evaluated:
+                self.saves_at = self.done if self.copies_slowly else -1
                 guard.save(self.done)
+                self.saves_at = -1
             self.evaluating.set()
             while not self.evaluated.wait(0.01):
                 guard.poll()
@@ -628,6 +632,32 @@ def test_an_emergency_in_an_evaluation_of_what_is_just_being_written(folder: Pat
     assert (first.error, ending.error, ending.durable, ending.step) == ("", "", True, step)
     assert len(list(world.roots[0].glob(f"step-{step:012}-*"))) == 1, "the same state, once"
     world.ranks[1].guard.requests.resume()
+    for rank in world.ranks:
+        rank.evaluated.set()
+    world.end()
+
+
+def test_an_emergency_in_a_save_that_one_rank_still_copies_for_gives_way_to_it(folder: Path) -> None:
+    """That rank had handed in the copy of its evaluation, and the others waited for the save: each for the other."""
+    world = World(folder, ["a", "a"])
+    slow, other = world.ranks
+    world.ranks[0].guard.requests.pause()
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
+    step = slow.done + 2
+    slow.copies_slowly = True
+    for rank in world.ranks:
+        rank.evaluates_at, rank.saves_evaluated = step, True
+    slow.guard.requests.resume()
+    assert slow.saving.wait(60)
+    world.until(lambda: other.guard._writer.finishes(step))
+    world.trigger(1, "e", After.CONTINUE, deadline_s=600.0)
+    assert "being saved by training itself" in world.ended(1, "e").error
+    slow.saved.set()
+    for rank in world.ranks:
+        assert rank.evaluating.wait(60), rank.ended_by
+    world.trigger(1, "again", After.CONTINUE)
+    again = world.ended(1, "again")
+    assert (again.durable, again.step) == (True, step)
     for rank in world.ranks:
         rank.evaluated.set()
     world.end()

@@ -232,7 +232,7 @@ class StepHook:
             if known.already:
                 outcome = together.already(known, step)
             elif outcome is None:
-                outcome = self._of_phase(step)
+                outcome = self._of_phase(step, partial(together.agreement.is_handed_in, known.number, "shard"))
             if isinstance(outcome, Taken):
                 self._writer.submit(outcome, operation, part, known.reason)
                 self._handed = known.number
@@ -249,13 +249,23 @@ class StepHook:
                 requests.settle(operation, outcome)
             self._handed = known.number
 
-    def _of_phase(self, step: int) -> SavedCheckpoint | Taken | Exception:
+    def _of_phase(self, step: int, is_copied: Callable[[], bool]) -> SavedCheckpoint | Taken | Exception:
         """Return the state of a phase: its checkpoint, where `save` has made one, else its copy. With the lock held.
 
-        What `save` is writing is waited for, so that no rank takes the copy where another one has the checkpoint.
+        What `save` is writing is waited for, so that no rank takes the copy where another one has the checkpoint. One
+        that was still copying for the same save may have done so: then neither would ever end, and this one gives way.
+        is_copied: whether a rank has handed in its copy; asked without the lock.
         """
         requests, writer = self._requests, self._writer
-        requests.changed.wait_for(lambda: not writer.finishes(step))
+        while writer.finishes(step):
+            requests.changed.wait(_LOOK_S)
+            requests.lock.release()
+            try:
+                gives_way = is_copied()
+            finally:
+                requests.lock.acquire()
+            if gives_way and writer.finishes(step):
+                return WriteAbandoned(f"step {step} is being saved by training itself: ask again")
         if requests.last is not None and requests.last.step == step:
             return requests.last
         return writer.taken(step) or WriteAbandoned(f"the state of step {step} is not in memory any more")

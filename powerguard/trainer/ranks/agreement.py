@@ -352,6 +352,13 @@ class Agreement:
         ended = self._known(known.follows).ended
         return replace(known, already=ended.digest) if ended is not None and ended.ok else known
 
+    def is_handed_in(self, number: int, key: str) -> bool:
+        """Say whether any rank has handed in its part under a key; True too if the generation is over."""
+        try:
+            return self._surely(number, lambda ranks: self._parts.begun(ranks, number, f"k-{key}"))
+        except GenerationOverError:
+            return True
+
     def gather(self, number: int, key: str, value: bytes, *, read: bool = True) -> list[bytes]:
         """Hand in this rank's value under a key; return those of all ranks, by rank, once all have handed in theirs.
 

@@ -48,6 +48,10 @@ class SharedParts:
         """Return the ranks whose part is not there."""
         return [rank for rank in range(ranks.size) if not self.has(ranks, number, what, rank)]
 
+    def begun(self, ranks: Ranks, number: int, what: str) -> bool:
+        """Is the part of any rank there?"""
+        return ranks.check(f"g/{number}/{what}#")
+
     def has(self, ranks: Ranks, number: int, what: str, rank: int) -> bool:
         """Is this rank's part there?"""
         return ranks.check(_name(number, what, rank, 0))
