@@ -326,10 +326,9 @@ async def report_power_on(host: BootDaemon, why_on: Callable[[], WhyOn | None], 
         event = PoweredOn(
             at_s=host.clock(),
             because=because,
-            cause=_cause(probe),
+            cause=cause_of(probe),
             ac_failed=None if probe is None else probe.status.ac_failed,
             firmware_s=await firmware_s(spawn),
-            lost_power=lost_power(probe),
         )
         log.info("power_on_cause_read", cause=event.cause, ac_failed=event.ac_failed, because=because)
         host.submit(event)
@@ -364,30 +363,8 @@ async def _probe(why_on: WhyOn | None) -> tuple[Probe | None, str]:
     return None, f"the BMC does not report it: {because}"
 
 
-_RESETS: Final = (
-    RestartCause.RESET_BUTTON,
-    RestartCause.WATCHDOG,
-    RestartCause.PEF_RESET,
-    RestartCause.PEF_POWER_CYCLE,
-)
-_AC_CAME: Final = (RestartCause.POLICY_ALWAYS_ON, RestartCause.POLICY_LAST_STATE)
-
-
-def lost_power(probe: Probe | None) -> bool | None:
-    """Say whether AC was gone before this boot, by the BMC; None if it does not report it.
-
-    The bit for a loss of AC (IPMI 2.0 section 28.2, "last power event") outlives a reset, so it may be of an older
-    loss; and boards that leave the byte at zero say nothing with it. A soft reset says nothing either: firmware makes
-    one itself while it trains memory.
-    """
-    if probe is None:
-        return None
-    if probe.restart_cause in _RESETS:
-        return False
-    return True if probe.status.ac_failed or probe.restart_cause in _AC_CAME else None
-
-
-def _cause(probe: Probe | None) -> str:
+def cause_of(probe: Probe | None) -> str:
+    """Return what powered the host on, such as "policy-always-on"; "" if the BMC does not report it."""
     if probe is None or probe.restart_cause in (None, RestartCause.UNKNOWN):
         return ""
     return str(probe.restart_cause)

@@ -48,6 +48,7 @@ from powerguard.core.model.policy import FeedPolicy, Mode, TrainerPolicy
 from powerguard.core.model.state import Recovery
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord
+from powerguard.daemon.loop import Loop
 from powerguard.daemon.wiring import DryRunEffector
 from powerguard.sim.virtual import VirtualLoop
 from powerguard.ups.base import Publish
@@ -64,6 +65,14 @@ FAILURE = "it does not answer"
 NAME = 'job <b onclick="x()">{}</b> [a](http://evil.example) | `c`'
 FEED = "rack <b>&"
 Run = Callable[..., tuple[int, str, str]]
+
+
+def _trainer(
+    daemon: Loop, *, alive: bool = True, step: int | None = None, durable_step: int | None = None, step_s: float = 0.0
+) -> None:
+    """Let the trainer report this."""
+    seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=alive, conduct=Conduct.PAUSE, checkpoint_s=20.0)
+    daemon.submit(replace(seen, step=step, durable_step=durable_step, step_s=step_s))
 
 
 class Second(Card):
@@ -163,8 +172,7 @@ async def _crashed(world: World) -> None:
         await until(lambda: daemon.clock() > 1060.0)
         world.ups.utility = False
         await until(in_phase("OnBattery", daemon))
-        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
-        daemon.submit(replace(seen, step=500, durable_step=460))
+        _trainer(daemon, step=500, durable_step=460)
         await rest(30.0)
     await rest(300.0)
     world.ups.utility = True
@@ -181,7 +189,7 @@ async def _crashed(world: World) -> None:
         gpu.error = ""
         await until(lambda: isinstance(daemon.state.phase, Recovery) and bool(daemon.state.phase.started_at_s), 20_000)
         await rest(12.0)
-        daemon.submit(replace(seen, at_s=daemon.clock(), step=461, durable_step=460))
+        _trainer(daemon, step=461, durable_step=460)
         await rest(20.0)
 
 
@@ -234,14 +242,13 @@ async def _died(world: World) -> None:
     """The trainer dies before its checkpoint is durable, 12 steps after an older one."""
     world.trainer.takes_s = 60.0
     async with world.running() as daemon:
-        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
         await until(lambda: daemon.clock() > 1060.0)
         world.ups.utility = False
         await until(in_phase("EmergencyCheckpoint", daemon))
-        daemon.submit(replace(seen, at_s=daemon.clock(), step=50, durable_step=38))
+        _trainer(daemon, step=50, durable_step=38)
         await rest(2.0)
         world.trainer.error = "its process ended"
-        daemon.submit(replace(seen, at_s=daemon.clock(), alive=False, conduct=Conduct.PAUSE))
+        _trainer(daemon, alive=False)
         await rest(70.0)
         world.ups.utility = True
         await until(in_phase("Online", daemon))
@@ -336,13 +343,12 @@ async def _dry_run(world: World) -> None:
 async def _unseen(world: World) -> None:
     """The host loses power in phase online: the BMC reports it at the next boot, and training is started."""
     async with world.running(kill=True) as daemon:
-        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
-        daemon.submit(replace(seen, step=500, durable_step=460, step_s=1.5))
+        _trainer(daemon, step=500, durable_step=460, step_s=1.5)
         await until(lambda: daemon.clock() > 1120.0)
     await rest(1800.0)
     world.next_boot()
     async with world.running() as daemon:
-        daemon.submit(replace(seen, at_s=daemon.clock(), alive=False))
+        _trainer(daemon, alive=False)
         await rest(3.0)
         daemon.submit(
             PoweredOn(
@@ -351,48 +357,45 @@ async def _unseen(world: World) -> None:
                 cause="policy-always-on",
                 ac_failed=True,
                 firmware_s=45.0,
-                lost_power=True,
             )
         )
         await until(lambda: isinstance(daemon.state.phase, Recovery) and bool(daemon.state.phase.started_at_s), 20_000)
         await rest(12.0)
-        daemon.submit(replace(seen, at_s=daemon.clock(), step=461, durable_step=460))
+        _trainer(daemon, step=461, durable_step=460)
         await rest(20.0)
 
 
 async def _unseen_by_hand(world: World) -> None:
     """A watchdog has reset the host, and a person orders training started two hours later. Then it goes down again."""
     async with world.running(kill=True) as daemon:
-        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
-        daemon.submit(replace(seen, step=500, durable_step=460, step_s=1.5))
+        _trainer(daemon, step=500, durable_step=460, step_s=1.5)
         await until(lambda: daemon.clock() > 1120.0)
     await rest(600.0)
     world.next_boot()
     async with world.running(kill=True) as daemon:
-        daemon.submit(replace(seen, at_s=daemon.clock(), alive=False))
-        daemon.submit(PoweredOn(at_s=daemon.clock(), because="reported by the BMC", cause="watchdog", lost_power=False))
+        _trainer(daemon, alive=False)
+        daemon.submit(PoweredOn(at_s=daemon.clock(), because="reported by the BMC", cause="watchdog"))
         await rest(7200.0)
         daemon.submit(RecoverNow(at_s=daemon.clock(), who="anna"))
         await rest(12.0)
-        daemon.submit(replace(seen, at_s=daemon.clock(), step=461, durable_step=460))
+        _trainer(daemon, step=461, durable_step=460)
         await rest(20.0)
 
 
 async def _unseen_twice(world: World) -> None:
     """The host goes down again before training has reported a step."""
     async with world.running(kill=True) as daemon:
-        seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, checkpoint_s=20.0)
-        daemon.submit(replace(seen, step=500, durable_step=460, step_s=1.5))
+        _trainer(daemon, step=500, durable_step=460, step_s=1.5)
         await rest(120.0)
     for boot in ("boot-b-of-the-test", "boot-c-of-the-test"):
         await rest(600.0)
         world.next_boot(boot)
         async with world.running(kill=True) as daemon:
-            daemon.submit(replace(seen, at_s=daemon.clock(), alive=False))
+            _trainer(daemon, alive=False)
             daemon.submit(PoweredOn(at_s=daemon.clock(), because="no report"))
             await until(lambda: isinstance(daemon.state.phase, Recovery) and daemon.state.phase.started_at_s, 20_000)
             if boot == "boot-c-of-the-test":
-                daemon.submit(replace(seen, at_s=daemon.clock(), step=461, durable_step=460))
+                _trainer(daemon, step=461, durable_step=460)
             await rest(5.0)
 
 

@@ -375,11 +375,7 @@ class Player:
                 self.send(Measured(at_s=at_s, need=plain[0], seconds=float(plain[1])))
             case "powered_on":
                 ac_failed = "ac" in plain
-                lost_power = True if ac_failed else False if "reset" in plain else None
-                because = "reported by the BMC"
-                self.send(
-                    PoweredOn(at_s=at_s, because=because, cause=plain[0], ac_failed=ac_failed, lost_power=lost_power)
-                )
+                self.send(PoweredOn(at_s=at_s, because="reported by the BMC", cause=plain[0], ac_failed=ac_failed))
             case "learned":
                 self._learned(at_s, given)
             case "sigterm":

@@ -1,18 +1,20 @@
 """A host that lost power in phase online: its next daemon brings training back, and no ordinary reboot does."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from powerguard.core.comeback.unseen import lost_power
 from powerguard.core.model.actions import Conduct, ResumeTraining
-from powerguard.core.model.events import RecoverNow, TrainerSeen
+from powerguard.core.model.events import PoweredOn, RecoverNow, TrainerSeen
 from powerguard.core.model.state import Maintenance, Online, Recovery, State, UnseenStop
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.boots import lost_power, report_power_on
+from powerguard.daemon.boots import cause_of, report_power_on
 from powerguard.daemon.control.admin import Admin, Directory
 from powerguard.daemon.journal import Inline
 from powerguard.daemon.loop import Loop
@@ -64,7 +66,8 @@ def probe(cause: RestartCause | None, ac_failed: bool | None) -> Probe:
 )
 def test_what_a_bmc_reports_of_the_boot_before(found: Probe | None, *, lost: bool | None) -> None:
     """The bit for a loss of AC outlives a reset, and many boards never set it; firmware makes a soft reset itself."""
-    assert lost_power(found) is lost
+    ac_failed = None if found is None else found.status.ac_failed
+    assert lost_power(PoweredOn(at_s=1.0, because="", cause=cause_of(found), ac_failed=ac_failed)) is lost
 
 
 async def training(world: World, daemon: Loop) -> None:
@@ -91,25 +94,31 @@ def started(world: World) -> int:
     return sum(isinstance(action, ResumeTraining) for action in world.started)
 
 
-async def next_daemon(world: World, found: Probe | None, name: str = "boot-b-of-the-test") -> None:
-    """Boot half an hour later, and let the next daemon decide; its trainer is gone until it is started."""
-    await rest(1800.0)
-    world.next_boot(name)
+@contextlib.asynccontextmanager
+async def asked(daemon: Loop, found: Probe | None) -> AsyncIterator[None]:
+    """Ask the BMC what powered the host on, and find this; None: there is no BMC."""
 
     async def why_on(_limit_s: float) -> Probe:
         assert found is not None
         return found
 
+    why = None if found is None else why_on
+    asking = asyncio.get_running_loop().create_task(report_power_on(daemon, lambda: why, systemctl()))
+    yield
+    asking.cancel()
+
+
+async def next_daemon(world: World, found: Probe | None, name: str = "boot-b-of-the-test") -> None:
+    """Boot half an hour later, and let the next daemon decide; its trainer is gone until it is started."""
+    await rest(1800.0)
+    world.next_boot(name)
     async with world.running() as daemon:
         daemon.submit(replace(SEEN, at_s=daemon.clock(), alive=False))
-        asking = asyncio.get_running_loop().create_task(
-            report_power_on(daemon, lambda: None if found is None else why_on, systemctl())
-        )
-        await rest(90.0)
-        if isinstance(daemon.state.phase, Recovery):
-            daemon.submit(replace(SEEN, at_s=daemon.clock(), step=461, durable_step=460))
-            await until(lambda: isinstance(daemon.state.phase, Online), 10.0)
-        asking.cancel()
+        async with asked(daemon, found):
+            await rest(90.0)
+            if isinstance(daemon.state.phase, Recovery):
+                daemon.submit(replace(SEEN, at_s=daemon.clock(), step=461, durable_step=460))
+                await until(lambda: isinstance(daemon.state.phase, Online), 10.0)
 
 
 @in_virtual_time
@@ -248,14 +257,9 @@ async def test_a_daemon_that_is_killed_before_the_bmc_answers_asks_it_again(tmp_
     async with world.running() as daemon:
         daemon.submit(replace(SEEN, at_s=daemon.clock(), alive=False))
         await rest(1.0)
-
-        async def why_on(_limit_s: float) -> Probe:
-            return probe(RestartCause.RESET_BUTTON, False)
-
-        asking = asyncio.get_running_loop().create_task(report_power_on(daemon, lambda: why_on, systemctl()))
-        await rest(90.0)
+        async with asked(daemon, probe(RestartCause.RESET_BUTTON, False)):
+            await rest(90.0)
         assert (started(world), daemon.state.alarms) == (0, ("training_not_started",))
-        asking.cancel()
 
 
 @in_virtual_time

@@ -22,6 +22,8 @@ WITHIN_S: Final = 3600.0
 """So many stops within this time, and nothing that proves a loss of power: training itself may crash this host."""
 _AC_CAME: Final = ("policy-always-on", "policy-last-state")
 """Causes of a power-on that prove a loss of AC. The bit for it alone does not: it may be of an older one."""
+_RESETS: Final = ("reset-button", "watchdog", "pef-reset", "pef-power-cycle")
+"""Causes that prove a reset. A soft reset proves nothing: firmware makes one itself while it trains memory."""
 NOT_STARTED: Final = "training_not_started"
 
 
@@ -122,17 +124,28 @@ def note_stop(turn: Turn, old: State, gap_s: float | None) -> None:
         turn.note("host_went_down", because, away_s=away_s, trainers=unseen.trainers)
 
 
+def lost_power(event: PoweredOn) -> bool | None:
+    """Say whether AC was gone before this boot, by what powered the host on; None if that does not say.
+
+    The bit for a loss of AC (IPMI 2.0 section 28.2, "last power event") outlives a reset, so it may be of an older
+    loss; and boards that leave the byte at zero say nothing with it.
+    """
+    if event.cause in _RESETS:
+        return False
+    return True if event.ac_failed or event.cause in _AC_CAME else None
+
+
 def handle(turn: Turn, event: PoweredOn) -> None:
     """Enter what is reported of the end of the boot before."""
     unseen = turn.state.unseen
     if unseen is not None and (unseen.by_s is not None or isinstance(turn.state.phase, Recovery)):
-        reported = f"the BMC reports {event.cause or 'a reset'}" if event.lost_power is False else event.because
-        is_doubtful = event.lost_power and _is_often(unseen) and event.cause not in _AC_CAME
+        lost = lost_power(event)
+        is_doubtful = lost and _is_often(unseen) and event.cause not in _AC_CAME
         turn.update(
             unseen=replace(
                 unseen,
-                lost_power=None if is_doubtful else event.lost_power,
-                reported=reported,
+                lost_power=None if is_doubtful else lost,
+                reported=f"the BMC reports {event.cause}" if lost is False else event.because,
                 firmware_s=event.firmware_s,
                 by_s=None if unseen.by_s is None else min(unseen.by_s, turn.now_s),
             )

@@ -282,8 +282,7 @@ class PoweredOn:
     """What brought this host back, asked for once.
 
     because: the source of the answer, or why there is none. cause: such as "policy-always-on" (IPMI 2.0 section 28.11),
-    or "". firmware_s: from power-on to the kernel. lost_power: the boot before ended because AC was gone, or it did
-    not; None: nothing reports it.
+    or "". firmware_s: from power-on to the kernel.
     """
 
     at_s: float
@@ -291,7 +290,6 @@ class PoweredOn:
     cause: str = ""
     ac_failed: bool | None = None
     firmware_s: float | None = None
-    lost_power: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -737,8 +737,8 @@ class UnseenStop:
     unknown. trainers: how many trained, or were to be started. at_risk_s: their work since their newest checkpoints, as
     far as it is known.
     boots: when the host came back from such stops, this one last.
-    lost_power, firmware_s: as in `events.PoweredOn`; reported: what says so. by_s: until when that is waited for; None:
-    it is decided.
+    lost_power: AC was gone, or it was not; None: nothing reports it. firmware_s: as in `events.PoweredOn`. reported:
+    what says so. by_s: until when that is waited for; None: it is decided.
     left_because: why training is not started; "": it is, or is not decided yet. forced_by: the person who started it.
     gone: no trainer has been there in this boot, so one that comes runs.
     """
