@@ -15,6 +15,7 @@ from powerguard.trainer.loop.checkpointer import CLOSED, FORKED, Checkpointer, T
 from powerguard.trainer.loop.requests import Operation, RequestQueue
 from powerguard.trainer.loop.writer import FINAL, PERIODIC, Writer
 from powerguard.trainer.ranks import Ranks
+from powerguard.trainer.ranks.agreement import Agreement
 from powerguard.trainer.ranks.coordinator import Collective, RankCoordinator, StandIn
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.trainer.store.store import SavedCheckpoint
@@ -228,11 +229,13 @@ class StepHook:
         known = together.agreement.settled(known)
         is_late = known.reason == PERIODIC
         outcome = None if known.already or from_memory else self._take(step, operation, late=is_late)
+        if outcome is None and not known.already:
+            outcome = self._await_save(step, together.agreement, known.number)
         with requests.lock:
             if known.already:
                 outcome = together.already(known, step)
             elif outcome is None:
-                outcome = self._of_phase(step, partial(together.agreement.is_handed_in, known.number, "shard"))
+                outcome = self._of_phase(step)
             if isinstance(outcome, Taken):
                 self._writer.submit(outcome, operation, part, known.reason)
                 self._handed = known.number
@@ -249,23 +252,25 @@ class StepHook:
                 requests.settle(operation, outcome)
             self._handed = known.number
 
-    def _of_phase(self, step: int, is_copied: Callable[[], bool]) -> SavedCheckpoint | Taken | Exception:
-        """Return the state of a phase: its checkpoint, where `save` has made one, else its copy. With the lock held.
+    def _await_save(self, step: int, agreement: Agreement, number: int) -> WriteAbandoned | None:
+        """Wait for what `save` writes of this step; return why this rank gives way to it, if it does.
 
-        What `save` is writing is waited for, so that no rank takes the copy where another one has the checkpoint. One
-        that was still copying for the same save may have done so: then neither would ever end, and this one gives way.
-        is_copied: whether a rank has handed in its copy; asked without the lock.
+        So that no rank takes the copy of its phase where another one has the checkpoint. A rank that still copies for
+        the same `save` may have handed in the copy of its phase: then each would wait for the other without end.
         """
         requests, writer = self._requests, self._writer
-        while writer.finishes(step):
-            requests.changed.wait(_LOOK_S)
-            requests.lock.release()
-            try:
-                gives_way = is_copied()
-            finally:
-                requests.lock.acquire()
-            if gives_way and writer.finishes(step):
+        while True:
+            with requests.lock:
+                if writer.finishes(step):
+                    requests.changed.wait(_LOOK_S)
+                if not writer.finishes(step):
+                    return None
+            if agreement.is_handed_in(number, "shard"):
                 return WriteAbandoned(f"step {step} is being saved by training itself: ask again")
+
+    def _of_phase(self, step: int) -> SavedCheckpoint | Taken | Exception:
+        """Return the state of a phase: its checkpoint, where `save` has made one, else its copy. With the lock held."""
+        requests, writer = self._requests, self._writer
         if requests.last is not None and requests.last.step == step:
             return requests.last
         return writer.taken(step) or WriteAbandoned(f"the state of step {step} is not in memory any more")
