@@ -58,9 +58,9 @@ class ResumeOptions(Options):
         starts with the GPUs that are there.
     verify: how the newest checkpoint is checked before training starts. manifest: names and sizes; training verifies
         every byte when it loads it. full: every byte, for at most 20 seconds.
-    after_unseen_stop: whether training is started after a boot before which the host went down unasked and outside an
-        outage: it lost power without a warning, or it crashed. start: unless the BMC reports a reset.
-        if-confirmed: only if the BMC reports a loss of AC. never: a person starts it.
+    after_unseen_stop: whether training is started at boot if the host had gone down unasked and outside an outage: it
+        lost power without a warning, or it crashed. start: unless the BMC reports a reset. if-confirmed: only if the
+        BMC reports a loss of AC. never: a person starts it.
     whole_within_s: a job on several hosts that ended because another host left it must train again within this time;
         later powerguard raises an alarm.
     """

@@ -123,11 +123,9 @@ class HostRequests:
         try:
             wire_request = wire.decode(kind, body)
         except wire.SentinelWireError as error:
-            return (
-                self._refuse("not_understood", 400, f"the request {error}")
-                if self.admits(request)
-                else self.turn_away()
-            )
+            if not self.admits(request):
+                return self.turn_away()
+            return self._refuse("not_understood", 400, f"the request {error}")
         key = self._keys.get(wire_request.host)
         signature = wire.sign_request(key or self._nobody, path, body)
         signed = wire.is_signed(signature, request.headers.get(wire.SIGNATURE))

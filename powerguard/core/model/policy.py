@@ -158,7 +158,7 @@ class Mode(StrEnum):
 
 
 class AfterUnseenStop(StrEnum):
-    """Whether training is started after a boot before which the host went down out of order, outside an outage."""
+    """Whether training is started at boot if the host had gone down unasked and outside an outage."""
 
     START = "start"
     """Unless it is reported to have been a reset."""

@@ -335,7 +335,7 @@ def do_drain(request: Request) -> Answer:
 def do_signal(request: Request) -> Answer:
     """Send each batch job that asked for one, in its comment, its signal; the batch shell alone gets it.
 
-    Only a word before which no job got its signal fails, so that it may be said again.
+    The order fails only if no job got its signal, so that it may be repeated.
     """
     sent, failed = [], []
     for job in _jobs(request):
