@@ -25,12 +25,12 @@ demo:
 	.venv/bin/powerguard demo $(ARGS)
 
 check:
-	scripts/venv .venv test,mutation
+	scripts/venv .venv test
 	scripts/style
 	scripts/tests .venv/bin/python -n 2 --dist loadgroup $(CHECKED) $(ARGS)
 
 test:
-	scripts/venv .venv test,mutation
+	scripts/venv .venv test
 	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
 	$(COMPILE) & scripts/style; status=$$?; wait; exit $$status
 	scripts/tests .venv/bin/python -n $(WORKERS) --dist loadgroup $(ARGS)
@@ -38,7 +38,7 @@ test:
 	@echo 'Not run: what boots containers and virtual machines (make test-vm), and what takes minutes (make test-long).'
 
 test-long:
-	scripts/venv .venv test,mutation
+	scripts/venv .venv test
 	scripts/test-peers --browser || echo 'Going on without them: their tests are skipped and named at the end.'
 	scripts/marked slow $(ARGS)
 	set -- $(ARGS); test $$# -gt 0 || scripts/hunt 10 -n 2
@@ -48,7 +48,7 @@ test-long:
 	scripts/mutation
 
 test-vm:
-	scripts/venv .venv test,mutation
+	scripts/venv .venv test
 	scripts/test-peers --vm || echo 'Going on without them: their tests are skipped and named at the end.'
 	scripts/marked vm $(ARGS)
 
@@ -56,7 +56,7 @@ test-gpu:
 	scripts/test-gpu $(ARGS)
 
 bench:
-	scripts/venv .venv test,mutation
+	scripts/venv .venv test
 	.venv/bin/python -m bench $(ARGS)
 
 docs:
@@ -65,5 +65,5 @@ docs:
 	@echo 'Open build/site/index.html, or serve it: .venv/bin/mkdocs serve'
 
 clean:
-	rm -rf .venv .venv-system .venv-torch build dist mutants .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-mutation .venv-system .venv-torch build dist mutants .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -32,7 +32,7 @@ def played(one: Plan) -> Play:
 # --- The invariants ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outages", [8, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("outages", [4, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("faults", [True, False])
 def test_every_invariant_holds(faults: bool, outages: int) -> None:
     for seed in range(700, 700 + outages):
@@ -65,6 +65,7 @@ def test_a_host_that_keeps_its_power_stands_with_the_others_and_is_given_no_mark
     assert result.slurm.nodes[2].by_s == -math.inf
 
 
+@pytest.mark.slow
 def test_a_slurm_that_hangs_throughout_is_heard_of_and_costs_no_power_off_a_second() -> None:
     hung = plan(faults=(Fault("hangs", -10.0, 4000.0),))
     assert play_of(hung) == play_of(plan())

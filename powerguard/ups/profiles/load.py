@@ -1,8 +1,8 @@
 """Reading profile files: the packaged ones and a site's own, with every error at its file and line."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -88,10 +88,13 @@ def _site_files(folder: Path, problems: list[str]) -> list[Path]:
         return []
 
 
-def _packaged() -> Iterator[Profile]:
-    for file in resources.files("powerguard.ups.profiles").iterdir():
-        if file.name.endswith(".yaml"):
-            yield parse_profile(file.read_text(encoding="utf-8"), file.name)
+@cache
+def _packaged() -> tuple[Profile, ...]:
+    """Return the profiles that come with the package. Each source and each check of the settings asks for them."""
+    files = resources.files("powerguard.ups.profiles").iterdir()
+    return tuple(
+        parse_profile(each.read_text(encoding="utf-8"), each.name) for each in files if each.name.endswith(".yaml")
+    )
 
 
 def read_profile(path: Path) -> Profile:

@@ -211,10 +211,10 @@ def _begun(scopes: str, prefix: str) -> World:
     ("scopes", "prefix", "stage"),
     [
         ("pause", "utility", "pause"),
-        ("pause", "utility stop", "undo"),
         *(
             pytest.param(*stage, marks=pytest.mark.slow)
             for stage in (
+                ("pause", "utility stop", "undo"),
                 ("cap", "utility", "cap"),
                 ("checkpoint,pause", "utility", "checkpoint"),
                 ("checkpoint,pause", "utility well", "pause"),

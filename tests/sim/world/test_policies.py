@@ -184,7 +184,7 @@ def test_utility_between_commit_and_cut_strands_a_host() -> None:
     assert not played("nut", site(), 620.0).stranded
 
 
-@pytest.mark.parametrize("policy", ["powerguard", "fixed"])
+@pytest.mark.parametrize("policy", [pytest.param("powerguard", marks=pytest.mark.slow), "fixed"])
 def test_the_button_is_pressed_after_every_strike(policy: str) -> None:
     """Two strikes ten hours apart, each of which strands the host: it trains between them, and loses twice as much."""
     where, apart_s = site(done=True), 36000.0

@@ -75,7 +75,7 @@ def test_the_world_draws_every_kind_and_only_with_faults() -> None:
     assert 60 < some < 140
 
 
-@pytest.mark.parametrize("outages", [20, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("outages", [10, pytest.param(600, marks=pytest.mark.slow)])
 def test_among_two_sources_nothing_is_violated(outages: int) -> None:
     """Every host has a second source, and three of five of those are ill: no host loses its power by planning."""
     options = SimulationOptions(seed=700_000, outages=outages)

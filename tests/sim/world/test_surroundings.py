@@ -71,7 +71,7 @@ def test_the_world_draws_all_of_it_and_only_with_faults() -> None:
     ],
     ids=["network", "twin", "both", "reordered"],
 )
-@pytest.mark.parametrize("outages", [10, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("outages", [5, pytest.param(300, marks=pytest.mark.slow)])
 def test_nothing_is_violated_and_nobody_is_lost_by_planning(faults: FaultSite, outages: int) -> None:
     """Each of them in every outage, with all the other faults beside."""
     options = SimulationOptions(seed=500_000, outages=outages)
