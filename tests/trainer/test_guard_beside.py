@@ -589,6 +589,24 @@ def test_an_outage_that_joins_a_drill_in_mid_write_takes_its_lease_away(job: Job
 # --- Where no step ends -----------------------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_that_has_rotted_answers_no_emergency(job: Job) -> None:
+    """In an evaluation of hours the scrub sets the checkpoint of its step aside: the next step is saved instead."""
+    job.trigger("a", "continue")
+    step = job.step()
+    saved = Path(job.ended("a").path or "", "shard-00000")
+    with job.guard.phase("eval", step=step):
+        saved.write_bytes(bytes([saved.read_bytes()[0] ^ 1]) + saved.read_bytes()[1:])
+        job.guard._checkpointer._scrub_at_s = 0.0  # type: ignore[union-attr]
+        job.now_s += 61
+        with job.requests.changed:
+            job.requests.changed.notify_all()
+        job.until(lambda: job.requests.pace.totals.corrupt and not job.guard._writer.has(step))
+        job.trigger("e", "continue", 3600.0)
+    job.step()
+    assert job.ended("e").step == step + 1
+    assert job.steps_on_disk()[0] == step + 1
+
+
 def test_an_emergency_in_an_evaluation_finds_the_state_of_its_step(job: Job) -> None:
     """Whatever the evaluation does to the model; and training then stands at that very step."""
     step = job.step()

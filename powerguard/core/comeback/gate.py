@@ -39,7 +39,7 @@ def reconcile(turn: Turn, phase: Recovery) -> None:
     """Open the gate when it is time; check the host, then start training."""
     if phase.asked is not None or phase.started_at_s is not None or turn.now_s < phase.retry_at_s:
         return
-    if unseen.is_held(turn, phase):
+    if unseen.hold_back(turn, phase):
         return
     because, forced = _because(turn, phase)
     if _asks_for_check(turn, phase, because):

@@ -32,7 +32,7 @@ def after_boot(policy: Policy, old: State, stored_at_s: float, now_s: float, gap
 
     None also where nothing trained and no scheduler has a node here. If training was still to be started after such a
     stop before, that one is returned. In a recovery, training that was started may have crashed the host: that is one
-    more such stop, which only counts (`is_held`). old: the state that it left, in its own clock; its last entry is of
+    more such stop, which only counts (`hold_back`). old: the state that it left, in its own clock; its last entry is of
     stored_at_s. gap_s: from then to now; None: unknown.
     """
     shift_s = now_s - (gap_s or 0.0) - stored_at_s
@@ -242,8 +242,11 @@ def reconcile(turn: Turn) -> None:
     turn.set_alarm(NOT_STARTED, text if holds else "training runs", holds=holds, level=Level.ERROR)
 
 
-def is_held(turn: Turn, phase: Recovery) -> bool:
-    """Say whether training is not started in this recovery because it may crash the host; raise or end the alarm."""
+def hold_back(turn: Turn, phase: Recovery) -> bool:
+    """Keep training from being started in this recovery if it may crash the host, and raise the alarm; end it else.
+
+    Returns whether it is kept.
+    """
     unseen = turn.state.unseen
     if unseen is None:
         return False

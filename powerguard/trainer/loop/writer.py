@@ -10,6 +10,7 @@ When checkpoints are copied to slower storage: now and then, and never while an 
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from powerguard.trainer.log import log
@@ -25,6 +26,7 @@ from powerguard.trainer.loop.checkpointer import (
 )
 from powerguard.trainer.loop.requests import Operation, RequestQueue, UploadsSeen
 from powerguard.trainer.ranks.base import Flag, boottime_s
+from powerguard.trainer.store.disk import is_there
 from powerguard.trainer.store.store import SavedCheckpoint, StoreError
 from powerguard.trainer.tiers.base import period_of
 from powerguard.trainer.tiers.upload import Uploader
@@ -470,7 +472,7 @@ class Writer:
             rate = self._apart(
                 lambda: self._checkpointer.prepare(size_bytes, requests.wanted), "making room for checkpoints"
             )
-            requests.pace.totals.corrupt += self._checkpointer.corrupt()
+            self._note_corrupt()
             if requests.wanted.is_set():
                 self._prepare_bytes = size_bytes  # interrupted: again when there is time
             if isinstance(rate, float):
@@ -479,10 +481,20 @@ class Writer:
             return True
         if requests.clock() >= self._idle_at_s:
             self._apart(lambda: self._checkpointer.idle(requests.wanted), "looking after old checkpoints")
-            requests.pace.totals.corrupt += self._checkpointer.corrupt()
+            self._note_corrupt()
             self._idle_at_s = requests.clock() + _IDLE_S
             return True
         return False
+
+    def _note_corrupt(self) -> None:
+        """Count the checkpoints that were set aside. If the newest is one of them, its step is not durable any more."""
+        requests, count = self._requests, self._checkpointer.corrupt()
+        requests.pace.totals.corrupt += count
+        last = requests.last
+        if count and last is not None and requests.others is None:
+            lies_there = self._apart(lambda: is_there(Path(last.path)), "looking for the newest checkpoint")
+            if lies_there is False and requests.last is last:
+                requests.last = None
 
     def _apart(self, call: Callable[[], _Value], what: str) -> _Value | Exception:
         """Make a call with the lock released."""
