@@ -1,9 +1,9 @@
 # Every target does all its own set-up. PYTHON=... chooses the interpreter, ARGS=... goes to what is run, WORKERS=... is how
-# many tests run at a time. On two cores 4 took 805 s and 6 took 607 s: tests mostly wait for a peer. With many, those with
-# a battery of seconds starve.
+# many tests run at a time. Tests mostly wait for a peer, but 8 on two cores were no faster than 6: those keep both busy.
+# With many, tests with a battery of seconds starve.
 .POSIX:
 .SUFFIXES:
-WORKERS = 5
+WORKERS = 6
 # One process compiles the tests meanwhile, or each worker would: 15 s of a processor each.
 COMPILE = env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest --collect-only -q >/dev/null 2>&1
 CHECKED = tests/core tests/settings tests/ups/profiles tests/test_tidy.py tests/test_yamlfile.py tests/test_wire.py tests/test_options.py

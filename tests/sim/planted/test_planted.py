@@ -87,6 +87,7 @@ def played(plant: Plant) -> object:
     return pytest.param(plant, id=plant.name, marks=() if is_first else pytest.mark.slow)
 
 
+@pytest.mark.xdist_group("planted")  # one worker has two processes that play; each would have two of its own
 @pytest.mark.parametrize("plant", [played(plant) for plant in PLANTS])
 def test_planted_fault_is_found(ask: Ask, ask_without: Ask, plant: Plant) -> None:
     """It is found within the stated number of seeds, and without it the seed that found it has nothing to say."""
