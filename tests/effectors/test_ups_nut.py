@@ -137,6 +137,21 @@ async def test_a_driver_that_rounds_down_gets_the_next_minute(tmp_path: Path) ->
         assert (driver.values["ups.delay.start"], driver.values["ups.delay.shutdown"]) == ("240", "180")
 
 
+async def test_a_delay_that_upsd_still_shows_as_it_was_costs_no_order(tmp_path: Path) -> None:
+    """upsd shows it until its driver reports: a longer offdelay of ups.conf, or that of the outage before."""
+    driver = Driver(late_s=0.5)
+    driver.values["ups.delay.shutdown"] = "600"
+    async with behind(driver) as served:
+        there = effector(tmp_path, served.port)
+        result = await arm(there)
+        assert isinstance(result["in_s"], float)
+        assert 60 < result["in_s"] <= 121
+        assert "shutdown.stop" not in driver.received
+        assert (await arm(effector(tmp_path, served.port)))["again"] is True
+        assert (await disarm(there))["disarmed"] is True
+        assert driver.off_at_s is None
+
+
 async def test_a_driver_without_timers_is_believed_when_upsd_reports_how_it_ended(tmp_path: Path) -> None:
     driver = Driver(timers=False)
     async with behind(driver) as served:

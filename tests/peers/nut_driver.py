@@ -26,7 +26,8 @@ class Driver:
 
     commands, settable: what it offers; most_s: what it takes for a delay, as it tells upsd. status: how it says that a
     command ended; None: it never does. ignores: commands are taken and do nothing. step_s: delays are rounded up to it.
-    down: they are rounded down. timers: whether it shows its countdown; idle: as which where none runs.
+    down: they are rounded down. late_s: how long upsd still shows the value before. timers: whether it shows its
+    countdown; idle: as which where none runs.
     received: every SET and INSTCMD that came.
     """
 
@@ -48,10 +49,12 @@ class Driver:
     ignores: bool = False
     step_s: int = 1
     down: bool = False
+    late_s: float = 0.0
     timers: bool = True
     idle: int = -1
     received: list[str] = field(default_factory=list)
     off_at_s: float | None = None
+    _set: dict[str, int] = field(default_factory=dict)
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _server: asyncio.Server | None = None
     _ticking: asyncio.Task[None] | None = None
@@ -104,12 +107,16 @@ class Driver:
                 if self.set_status == HANDLED:
                     step_s = self.step_s
                     taken = int(value) // step_s * step_s if self.down else -(-int(value) // step_s) * step_s
-                    self._tell(name, str(taken))
+                    self._set[name] = taken
+                    if self.late_s:
+                        asyncio.get_running_loop().call_later(self.late_s, self._tell, name, str(taken))
+                    else:
+                        self._tell(name, str(taken))
                 self._end(tracking, self.set_status)
             case ["INSTCMD", command, *tracking]:
                 self.received.append(command)
                 if self.status == HANDLED and not self.ignores:
-                    delay_s = int(self.values["ups.delay.shutdown"])
+                    delay_s = self._set.get("ups.delay.shutdown", int(self.values["ups.delay.shutdown"]))
                     self.off_at_s = boottime_s() + delay_s if command == "shutdown.return" else None
                 self._end(tracking, self.status)
             case _:

@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -119,7 +119,8 @@ _LOOK_S: Final = 0.4
 _STILL_S: Final = 2.0
 """After this time, a countdown in whole seconds must have moved. A bare stop leaves less than that for looking."""
 _EARLY_S: Final = 5.0
-"""A countdown that is shorter by more than this is not the ordered one: the card has shortened the delay."""
+"""A countdown that is shorter than asked by more than this is too soon for the host: the card has shortened the delay.
+One that is shorter than was read back is of a delay that was still shown as it was before."""
 _LAG_S: Final = 10.0
 """Largest difference between a countdown and its note for it to count as ours."""
 
@@ -268,6 +269,8 @@ class OutputEffector:
         await self._notes.write(action.ups, sent)
         left_s = await self._send(output, action, prepared_s)
         in_s = self._clock() - came_s + left_s
+        if sent.left_s(self._clock()) - left_s > _EARLY_S:
+            await self._notes.write(action.ups, replace(sent, in_s=self._clock() - sent_s + left_s))
         because = "read back" if output.shows else "accepted; the UPS shows no countdown"
         log.info("output_ordered", ups=action.ups, in_s=round(in_s, 1), returns=output.returns, because=because)
         return self._detail(output, in_s, again=False)
@@ -338,7 +341,7 @@ class OutputEffector:
         while not what:
             left_s = await output.standing_s()
             looked_s = self._clock() - sent_s
-            if left_s is not None and left_s < prepared_s - looked_s - _EARLY_S:
+            if left_s is not None and left_s < action.in_s - looked_s - _EARLY_S:
                 what = (
                     f"{output.where} has accepted the order, but would be off in {left_s:.0f} s: too soon for the host"
                 )
