@@ -19,6 +19,7 @@ from powerguard.ups.nut.options import NutOptions
 from tests.peers.machine import at_once, folder_in_memory, watched
 from tests.peers.nut import USERS, Upsd, upsd
 from tests.peers.nut_driver import FAILED, UNKNOWN, Driver, upsd_with
+from tests.peers.ports import free_port
 from tests.ups.nut.nut_helpers import FakeUpsd
 
 
@@ -228,6 +229,13 @@ async def test_an_order_that_never_ends_is_left_in_time(tmp_path: Path) -> None:
         with pytest.raises(EffectorError, match="answers too slowly"):
             await arm(effector(tmp_path, served.port), limit_s=2.0)
         assert boottime_s() - began_s < 2.0 + machine.late_s
+
+
+async def test_a_upsd_that_is_away_has_ordered_nothing(tmp_path: Path) -> None:
+    """So that a late reboot is not excluded by a cut that never comes."""
+    with pytest.raises(EffectorError, match="cannot connect to upsd") as caught:
+        await arm(effector(tmp_path, free_port()))
+    assert caught.value.harmless
 
 
 async def test_a_timer_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

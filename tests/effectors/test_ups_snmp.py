@@ -52,7 +52,7 @@ class Direct:
     """The card without a network, at our own port. late_s: of each answer. Broken: nothing can be read.
 
     sets: "" they are answered; "lost": neither carried out nor answered; "mute": carried out and not answered. drops:
-    how many of the next SETs are lost.
+    how many of the next SETs are lost. hangs_at: a SET of this object is carried out, and its answer never ends.
     """
 
     where = "10.0.0.5:161"
@@ -64,6 +64,7 @@ class Direct:
         self.drops = 0
         self.broken = False
         self.late_s = 0.0
+        self.hangs_at = ""
 
     async def get(self, oids: Sequence[str]) -> dict[str, Answer]:
         await asyncio.sleep(self.late_s)
@@ -79,6 +80,8 @@ class Direct:
             self.drops -= 1
             raise DeviceError(self.silent, unanswered=True)
         status = True if self.sets == "lost" else self.card.take(oid, sim.integer(int(raw)))
+        if oid == self.hangs_at:
+            await asyncio.Event().wait()
         if self.sets:
             raise DeviceError(self.silent, unanswered=True)
         if status is not True:
@@ -485,6 +488,16 @@ async def test_it_ends_before_its_deadline(rig: Make) -> None:
     assert now_s() - began_s < 1.5
     assert float(str(caught.value).rpartition(" within ")[2].split()[0]) <= 1.2
     assert SHUTDOWN not in there.sets
+    assert caught.value.harmless, "so that a late reboot is not excluded by a cut that never comes"
+
+
+async def test_what_ends_once_the_order_is_out_may_have_armed_it(rig: Make) -> None:
+    """The card takes the one SET that acts, and answers nothing any more."""
+    there = rig()
+    there.wire.hangs_at = SHUTDOWN
+    with pytest.raises(EffectorError, match="answers too slowly") as caught:
+        await there.arm()
+    assert not caught.value.harmless
 
 
 async def test_an_ups_that_nobody_named_is_not_switched(rig: Make) -> None:

@@ -230,10 +230,15 @@ class OutputEffector:
                         return await self._disarm(output, action)
         except TimeoutError as error:
             msg = f"{action.ups}: the UPS answers too slowly: the order did not end within {limit_s:.1f} s"
-            raise EffectorError(msg) from error
+            raise EffectorError(msg, harmless=await self._is_unsent(action)) from error
         except DeviceError as error:
             msg = f"{action.ups}: {error}"
-            raise EffectorError(msg) from error
+            raise EffectorError(msg, harmless=await self._is_unsent(action)) from error
+
+    async def _is_unsent(self, action: Action) -> bool:
+        """Say whether arming has certainly ordered nothing: an order is noted before it goes out."""
+        sent = await self._notes.read(action.ups) if isinstance(action, ArmPowerOn) else None
+        return isinstance(action, ArmPowerOn) and (sent is None or sent.boot != self._boot)
 
     async def _check(self, output: Output) -> Detail:
         standing_s = await output.standing_s()
