@@ -53,6 +53,7 @@ class Direct:
 
     sets: "" they are answered; "lost": neither carried out nor answered; "mute": carried out and not answered. drops:
     how many of the next SETs are lost. hangs_at: a SET of this object is carried out, and its answer never ends.
+    shows_late_s: how long an object still reads as before its SET.
     """
 
     where = "10.0.0.5:161"
@@ -65,13 +66,16 @@ class Direct:
         self.broken = False
         self.late_s = 0.0
         self.hangs_at = ""
+        self.shows_late_s = 0.0
+        self.before: dict[str, tuple[float, Answer]] = {}
 
     async def get(self, oids: Sequence[str]) -> dict[str, Answer]:
         await asyncio.sleep(self.late_s)
         if self.broken:
             raise DeviceError(self.silent, unanswered=True)
         values = self.card.values()
-        return {oid: _plain(values[oid].content) if oid in values else Missing.NO_SUCH_OBJECT for oid in oids}
+        found = {oid: _plain(values[oid].content) if oid in values else Missing.NO_SUCH_OBJECT for oid in oids}
+        return found | {oid: old for oid, (until_s, old) in self.before.items() if oid in found and now_s() < until_s}
 
     async def set(self, oid: str, kind: SetType, raw: int | str) -> None:
         assert kind == ("timeticks" if ".5.2." in oid and oid.startswith(APC) else "integer")
@@ -79,6 +83,8 @@ class Direct:
         if self.drops:
             self.drops -= 1
             raise DeviceError(self.silent, unanswered=True)
+        if self.shows_late_s:
+            self.before[oid] = now_s() + self.shows_late_s, (await self.get([oid]))[oid]
         status = True if self.sets == "lost" else self.card.take(oid, sim.integer(int(raw)))
         if oid == self.hangs_at:
             await asyncio.Event().wait()
@@ -372,6 +378,21 @@ async def test_a_note_that_cannot_be_written_does_not_keep_it_from_being_armed(t
     there = rig()
     assert (await there.arm())["again"] is False
     assert (await there.arm())["again"] is True
+
+
+async def test_a_longer_delay_that_is_still_shown_is_not_taken_for_the_ordered_one(rig: Make) -> None:
+    """Cards answer a SET before their UPS does; training would wait until the time that is shown was over."""
+    there = rig(lacks=APC_CARD)
+    there.card.apc_s = [600, 300]
+    there.wire.shows_late_s = 0.3
+    assert (await there.arm())["in_s"] == pytest.approx(120, abs=2)
+
+
+async def test_a_longer_delay_that_stays_is_taken_in_time_for_a_bare_stop(rig: Make) -> None:
+    """A card that rounds up to what it held already."""
+    there = rig(lacks=APC_CARD, return_after_s=100)
+    there.card.apc_s = [180, 300]
+    assert (await there.arm(150.0, limit_s=2.0))["in_s"] == pytest.approx(180, abs=2)
 
 
 # --- Cards that do not do it ----------------------------------------------------------------------------------------

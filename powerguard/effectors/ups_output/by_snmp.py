@@ -109,9 +109,10 @@ class SnmpOutput:
             msg = f"{self.where}: {error}"
             raise EffectorError(msg) from error
         for order in before:
-            self._changed.append((order, answers.get(order.oid, Missing.NO_ANSWER), self._clock()))
+            before_it = answers.get(order.oid, Missing.NO_ANSWER)
+            self._changed.append((order, before_it, self._clock()))
             try:
-                await self._set(order)
+                await self._set(order, before_it)
             except DeviceError as error:
                 if not error.unanswered:
                     self._changed.pop()
@@ -128,10 +129,11 @@ class SnmpOutput:
         raw = (await self._card.get([delay.oid])).get(delay.oid)
         return raw * delay.unit_s if isinstance(raw, int) else in_s
 
-    async def _set(self, order: SetOrder) -> None:
+    async def _set(self, order: SetOrder, before: Answer = Missing.NO_ANSWER) -> None:
         """Set one object that does not act, and read it back, some times where it has not changed yet.
 
         A SET without an answer is repeated, unless its effect is seen: a SET that does not act may come twice.
+        before: a longer delay that still reads so may be rounded up, or not have changed yet: it is read once more.
         """
         began_s = self._clock()
         lost: DeviceError | None = None
@@ -144,8 +146,10 @@ class SnmpOutput:
             if lost is not None and order.read_back == "none":
                 continue
             answers = await self._card.get([order.oid])
-            unheeded = order.unheeded(answers.get(order.oid, Missing.NO_ANSWER), since_s=self._clock() - began_s)
-            if not unheeded:
+            answer = answers.get(order.oid, Missing.NO_ANSWER)
+            unheeded = order.unheeded(answer, since_s=self._clock() - began_s)
+            is_old = order.read_back == "rounded" and answer == before != order.raw
+            if not unheeded and (attempt or not is_old):
                 return
         msg = f"{self.where}: {unheeded}" if lost is None else f"{order.object} cannot be set: {lost}"
         raise EffectorError(msg)
