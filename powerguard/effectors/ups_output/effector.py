@@ -328,9 +328,8 @@ class OutputEffector:
             left_s = prepared_s - (self._clock() - began_s)
         undone = await output.undone()
         if undone:
-            await self._give_up(output, action.ups)
             msg = f"{output.where} has accepted the order, but {undone}"
-            raise EffectorError(msg)
+            raise EffectorError(msg, harmless=await self._give_up(output, action.ups))
         return left_s
 
     async def _seen(self, output: Output, action: ArmPowerOn, prepared_s: float, unanswered: str) -> float:
@@ -363,18 +362,24 @@ class OutputEffector:
                 if looked_s < _STILL_S:  # The card may show it later: then it brings the host back.
                     msg = f"{what} yet"
                     raise EffectorError(msg)
-        await self._give_up(output, action.ups)
-        raise EffectorError(what)
+        raise EffectorError(what, harmless=await self._give_up(output, action.ups))
 
-    async def _give_up(self, output: Output, ups: str) -> None:
-        """Cancel an order that may still count down, and put the prepared values back."""
+    async def _give_up(self, output: Output, ups: str) -> bool:
+        """Cancel an order that may still count down, and put the prepared values back.
+
+        Return whether the UPS shows that nothing counts down any more.
+        """
+        is_cancelled = False
         try:
             if output.can_cancel:
                 await output.cancel()
-                await self._notes.write(ups, None)
+                is_cancelled = output.shows and await output.standing_s() is None
+                if is_cancelled or not output.shows:
+                    await self._notes.write(ups, None)
         except (DeviceError, EffectorError) as error:
             log.warning("output_not_called_off", ups=ups, because=str(error))
         await self._put_back(output)
+        return is_cancelled
 
     async def _put_back(self, output: Output) -> None:
         """Put back what was prepared. It is harmless by itself, so a failure here only adds a line to the log."""
