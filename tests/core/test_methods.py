@@ -24,6 +24,7 @@ from powerguard.core.model.actions import (
     EnsurePolicy,
     Grade,
     Level,
+    PowerOff,
     PowerOnMethod,
     Reboot,
     RestorePolicy,
@@ -926,6 +927,15 @@ def test_where_it_is_no_question(phase: Shutdown, policy: Policy) -> None:
     at = turn(phase, policy=policy, feed=feed(Supply.UTILITY))
     assert late(at) == []
     assert at.notes == []
+
+
+def test_a_power_off_that_was_taken_once_is_under_way_whatever_becomes_of_a_later_order() -> None:
+    """As one by which it comes sooner, on a host that is too busy stopping to answer in time."""
+    order = PowerOff(id="p", by_s=NOW_S + 5.0, outage="o", grade=Grade.FULL, force_after_s=60.0)
+    failed = Failed(at_s=NOW_S, action=order, took_s=4.0, reason="has not answered within 4 s", timed_out=True)
+    after = step(POLICY, turn(shutdown(), feed=feed(Supply.UTILITY)).state, failed).state
+    assert isinstance(after.phase, Shutdown)
+    assert late(turn(after.phase, feed=feed(Supply.UTILITY))) == [(80.0, 102.0)]
 
 
 @pytest.mark.parametrize(

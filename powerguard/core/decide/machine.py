@@ -327,7 +327,7 @@ def _handle_outcome(turn: Turn, outcome: Done | Failed) -> None:
         waiting = tuple(id_ for id_ in phase.waiting if id_ != action.id)
         changes: dict[str, object] = {"waiting": waiting}
         if isinstance(action, PowerOff):
-            changes["ordered"] = isinstance(outcome, Done)
+            changes["ordered"] = phase.ordered or isinstance(outcome, Done)
             if isinstance(outcome, Done):
                 reason = "the program that powers the host off took the order"
                 because = reason if turn.policy.powers_off else "only recorded"
