@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerguard.core.energy import learning
+from powerguard.core.energy.account import tau_s
 from powerguard.core.energy.learning import YEAR_S
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import BatteryModel, Discharge, Health, Policy, Recharge, TauPoint
@@ -306,6 +307,19 @@ def test_a_point_is_renewed_when_it_changes_or_is_a_day_old() -> None:
     assert [point.load for point in kept.points] == [0.5, 0.75]
     late = on_utility(found, YEAR_S, 0.5, 540.0)
     assert [point.load for point in late.points] == [0.5], "a year old is too old"
+
+
+def test_two_loads_close_together_make_no_slope() -> None:
+    """A load of 27 to 28 % and runtimes in whole minutes: no more load may look as if the battery were empty."""
+    model = BatteryModel()
+    for at_s, load, runtime_s in ((0.0, 0.274, 1200.0), (10.0, 0.276, 1140.0)):
+        model = on_utility(model, at_s, load, runtime_s)
+    table = learning.table(POLICY, model, (0.12, 3100.0))
+    assert tau_s(table, 0.35) > 600.0, "the UPS itself reports 14 minutes there"
+    worn = on_utility(BatteryModel(), 0.0, 0.2749, 1200.0)
+    worn = on_utility(worn, YEAR_S / 2, 0.2751, 600.0)
+    assert tau_s(learning.table(POLICY, worn, (0.12, 1560.0)), 0.6) > 100.0
+    assert on_utility(model, 20.0, 0.274, 1150.0) is model, "and what says the same is not written again"
 
 
 def test_the_settings_table_comes_first_then_what_was_learned() -> None:

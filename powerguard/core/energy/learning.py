@@ -268,11 +268,14 @@ def _recharged(model: BatteryModel, charge: float, at_s: float) -> float | None:
 
 
 def _with_point(model: BatteryModel, load: float, tau_s: float, at_s: float) -> BatteryModel:
-    """Keep one point for each 5 % of load, renewed when it has changed, or once a day."""
-    place = round(load / _BIN)
-    known = next((point for point in model.points if round(point.load / _BIN) == place), None)
+    """Keep points 5 % of load apart, renewed when one has changed, or once a day.
+
+    Of two that are nearer, the slope between them would be that of the rounding: minutes, and an old battery's figures.
+    """
+    near = [point for point in model.points if abs(point.load - load) < _BIN]
+    known = min(near, key=lambda point: abs(point.load - load), default=None)
     if known is not None and abs(known.tau_s - tau_s) <= 0.02 * known.tau_s and at_s - known.at_s < 86400.0:
         return model
     fresh = TauPoint(load=load, tau_s=tau_s, at_s=at_s)
-    others = (point for point in model.points if point is not known and at_s - point.at_s < YEAR_S)
+    others = (point for point in model.points if point not in near and at_s - point.at_s < YEAR_S)
     return replace(model, points=tuple(sorted((*others, fresh), key=lambda point: point.load)))
