@@ -2,6 +2,7 @@
 
 import pytest
 
+from powerguard.core.model.actions import PowerOff
 from powerguard.core.model.events import NetworkSeen, OutputSource, Reading
 from powerguard.core.model.state import Feed, NetworkLoss, State, Supplied, Supply
 from powerguard.core.supply import silence
@@ -116,6 +117,21 @@ def test_battery_once_the_ups_answers_needs_no_second_witness() -> None:
     assert result.phase == "on_battery"
     assert result.state.feed.supply is Supply.BATTERY
     assert result.state.feed.lost_since_s is None
+
+
+@pytest.mark.parametrize("answer", ["off load=45 charge=100 runtime=600", "unknown load=45"])
+def test_what_the_network_alone_has_shown_ends_with_the_first_answer(answer: str) -> None:
+    """A switch and a card at work on the rack: the UPS has never said battery, and the host is not powered off."""
+    silent = ("6 network link eth0 gone", "9 lost no answer", "10..30 tick", "31 network link eth0 back")
+    result = play(*CALM, *silent, f"32..900 {answer}")
+    assert not [action for action in result.actions if isinstance(action, PowerOff)]
+    assert result.state.feed.supply is Supply.UNKNOWN
+    found = play(*CALM, *silent, f"32..36 {answer}", "37..38 battery load=45 charge=90")
+    assert (found.state.feed.supply, found.state.feed.proven_by) == (Supply.BATTERY, "second_reading")
+    confirmed = play(*CALM, *silent, "32 battery load=45 charge=90", f"33..36 {answer}")
+    assert confirmed.state.feed.supply is Supply.BATTERY
+    shown = play(*CALM, *silent, "32..33 unknown load=45 input_present=false")
+    assert shown.state.feed.supply is Supply.BATTERY, "another object shows it"
 
 
 def test_the_battery_is_counted_from_the_last_reading_on() -> None:

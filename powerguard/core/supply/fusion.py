@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Feed, Measures, SourceReport, Supply
+from powerguard.core.supply import silence
 
 SELF_TEST_S = 60.0
 """A self-test that runs longer than this counts as an outage."""
@@ -179,8 +180,12 @@ def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
     if reading.output_source in ON_UTILITY:
         return Supply.UTILITY
     if reading.output_source is not OutputSource.BATTERY:
-        # Off or unknown while the host runs: the load has an unseen supply. On battery this has no effect.
-        return Supply.BATTERY if feed.supply is Supply.BATTERY else Supply.UNKNOWN
+        # Off or unknown while the host runs: the load has an unseen supply. On battery this has no effect, unless that
+        # was only presumed: its last word was utility.
+        heard_last = None if feed.reading is None else feed.reading.output_source
+        was_presumed = feed.proven_by == silence.NETWORK and heard_last in ON_UTILITY
+        stays = feed.supply is Supply.BATTERY and (not was_presumed or is_unknown_on_battery(reading))
+        return Supply.BATTERY if stays else Supply.UNKNOWN
     is_test = (reading.testing or reading.calibrating) and reading.input_present is not False
     if feed.supply is Supply.BATTERY and reading.input_present is None:
         is_test = False  # No test begins on battery: a flag that comes up in an outage does not end it.
