@@ -2,11 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
 from powerguard.trainer import Guard, StopTraining
+from powerguard.trainer.loop.requests import UploadsSeen
 from powerguard.trainer.loop.step_hook import _LAST_WORDS_S
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
@@ -112,6 +113,50 @@ def test_after_continue_training_goes_on(loop: Loop) -> None:
     at = loop.steps
     loop.until(lambda: loop.steps > at + 2)
     assert not loop.guard.requests.status().paused
+
+
+class Uploads:
+    """What copies checkpoints to slower storage; see `requests.Uploads`. meanwhile: called as it is told to stop."""
+
+    def __init__(self) -> None:
+        self.is_held = False
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def hold(self) -> None:
+        self.meanwhile()
+        self.is_held = True
+
+    def release(self) -> None:
+        self.is_held = False
+
+    def offer(self, saved: SavedCheckpoint, *, requested: bool) -> None: ...
+
+    def seen(self) -> UploadsSeen:
+        return UploadsSeen()
+
+    def figures(self) -> Mapping[str, tuple[str, str, float]]:
+        return {}
+
+
+def test_uploads_are_not_stopped_again_by_a_request_that_is_repeated_after_its_end(loop: Loop) -> None:
+    """Nobody would let them go on: the status says that none are held, and no second copy is made any more."""
+    uploads = loop.guard.requests.uploads = Uploads()
+    loop.trigger("a", After.PAUSE)
+    assert uploads.is_held
+    assert loop.until_ended("a") is Phase.COMMITTED
+    assert not loop.guard.requests.resume().uploads_held
+    assert not uploads.is_held
+    assert loop.trigger("a", After.PAUSE) is Phase.COMMITTED
+    assert (uploads.is_held, loop.guard.requests.status().uploads_held) == (False, False)
+
+
+def test_uploads_that_are_let_go_as_they_are_stopped_go_on(loop: Loop) -> None:
+    """Stopping takes a moment, in which utility may come back."""
+    requests = loop.guard.requests
+    uploads = requests.uploads = Uploads()
+    uploads.meanwhile = lambda: requests.hold_uploads(lease_s=0)
+    assert not requests.hold_uploads(lease_s=60).uploads_held
+    assert not uploads.is_held
 
 
 def test_the_same_id_is_the_same_checkpoint(loop: Loop) -> None:

@@ -864,6 +864,9 @@ class RequestQueue:
         """Stop them without the lock: it may take a moment until the process that uploads has gone."""
         if now and self.uploads is not None:
             self.uploads.hold()
+            with self.changed:
+                if self._uploads_lease is None:  # let go meanwhile, or its checkpoint has ended: nobody would later
+                    self.uploads.release()
 
     def _release_uploads(self) -> None:
         if self._uploads_lease is not None and self.uploads is not None:
