@@ -438,6 +438,26 @@ def test_a_rank_that_has_lost_the_others_says_so_at_its_endpoint() -> None:
         assert (status.trouble, status.paused, status.lease_s) == (Lost.trouble, False, None)
 
 
+def test_a_request_ends_when_its_rank_loses_the_others(folder: Path) -> None:
+    """The daemon would wait for it until its deadline, or for good; the disk is looked after only between requests."""
+    world = World(folder, ["a", "a"])
+    other = world.ranks[1]
+    other.keeps_state, other.evaluates_at = False, other.done + 20
+    assert other.evaluating.wait(60)
+    world.trigger(0, "e", After.PAUSE, None)
+    world.until(lambda: world.of(0, "e").step is not None)
+    for rank in world.ranks:
+        assert rank.guard._together is not None
+        rank.guard._together.agreement._replica.lose("no answer")
+    assert (world.of(0, "e").phase, world.of(0, "e").error) == (
+        Phase.FAILED,
+        "NotCommittedError: this rank has lost the others: no answer",
+    )
+    assert world.ranks[0].guard.requests.begun == []
+    other.evaluated.set()
+    world.end()
+
+
 def test_saves_of_all_ranks_leave_nothing_behind(folder: Path) -> None:
     """A loop that saves by a rule of its own, ten thousand times: the store and the connections must not grow."""
     memory, opened = Memory(), []

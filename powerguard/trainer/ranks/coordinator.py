@@ -16,13 +16,14 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
+from powerguard.fields import clean_text
 from powerguard.trainer.log import log
 from powerguard.trainer.loop.checkpointer import WriteAbandoned, attempted, commit_time
 from powerguard.trainer.loop.requests import Operation, RequestQueue
 from powerguard.trainer.loop.writer import PERIODIC, Writer
 from powerguard.trainer.ranks.agreement import Agreement, GenerationOverError
 from powerguard.trainer.ranks.base import Flag, Ranks, RanksError
-from powerguard.trainer.ranks.machine import Generation
+from powerguard.trainer.ranks.machine import Ended, Generation
 from powerguard.trainer.ranks.replica import Processes, SharedParts
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import HOST_LEFT, After, Phase, Reason, TriggerRequest
@@ -201,12 +202,22 @@ class RankCoordinator:
                 requests.holds, requests.lease = False, None
             for known in (*state.past, state.back, front):
                 if known is not None:
-                    self._reconcile(known)
+                    self._reconcile(self._as_seen(known))
             requests.departed = self.agreement.departed
             if requests.departed and self._is_main and self._end_by_force is None:
                 self._end_by_force = threading.Thread(target=self._force, name="powerguard-departed", daemon=True)
                 self._end_by_force.start()
             requests.changed.notify_all()
+
+    def _as_seen(self, known: Generation) -> Generation:
+        """Return a generation as over if this rank has lost the others: it will never learn how it ended.
+
+        Without the agreement's lock, which a thread may hold that waits for the lock of the requests.
+        """
+        lost = self.agreement.lost
+        if known.ended is not None or not lost or self._is_over:
+            return known
+        return replace(known, ended=Ended(ok=False, lost=True, error=clean_text(lost)))
 
     def _force(self) -> None:
         """End the process of a training thread that comes to no boundary: it hangs in a collective of a host that left.
@@ -340,10 +351,10 @@ class RankCoordinator:
 
     def close(self) -> None:
         """Say that this rank's training has ended."""
-        self.agreement.close()
         with self._requests.changed:
             self._is_over = True
             self._requests.changed.notify_all()
+        self.agreement.close()
         if self._wishes.is_alive():
             self._wishes.join(_LOOK_S)
 
