@@ -3,6 +3,8 @@
 import array
 import ctypes
 import math
+import os
+import resource
 from typing import Any
 
 import pytest
@@ -59,6 +61,28 @@ def test_it_can_be_closed_while_somebody_still_looks() -> None:
     snapshot.close()
     assert bytes(view) == bytes(10)
     assert snapshot.size_bytes == 0
+
+
+def test_a_child_of_fork_takes_no_part_of_it() -> None:
+    """A data loader's workers would share it: the next save would copy each page first, and take the memory again."""
+    size_bytes = 64 << 20
+    with Snapshot(size_bytes) as snapshot:
+        item = Buffer("x", bytearray(size_bytes - 4096))
+        snapshot.take([item])
+        held, let_go = os.pipe()
+        worker = os.fork()
+        if worker == 0:
+            os.close(let_go)
+            os.read(held, 1)
+            os._exit(0)
+        try:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            snapshot.take([item])
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < size_bytes / 4096 / 16
+        finally:
+            os.close(let_go)
+            os.close(held)
+            os.waitpid(worker, 0)
 
 
 def test_the_layout_is_known_before_it_is_taken() -> None:

@@ -110,6 +110,17 @@ class Snapshot:
             self._touched = 0 if touch else len(self._buffer)  # a caller that takes it untouched fills it
         if self._touched < len(self._buffer):
             self._touch(stop or Event())
+        if touch:  # else what was read into it is still to be loaded, by a child, too
+            self._keep_from_children()
+
+    def _keep_from_children(self) -> None:
+        """Leave it out of children of fork (data loaders): each page that they share must be copied before it is used.
+
+        A save would be slow, and the old pages theirs for as long as they live: this memory once more.
+        """
+        if self._memory is not None:
+            with contextlib.suppress(OSError):
+                self._memory.madvise(mmap.MADV_DONTFORK)
 
     def _touch(self, stop: Event) -> None:
         # Read from /dev/zero, each page is touched while other threads go on; a loop of our own would stop training.
@@ -129,8 +140,7 @@ class Snapshot:
             return False
         if self._memory is None or self._touched < len(self._buffer):
             return False
-        with contextlib.suppress(OSError):  # a child of fork that wrote to it would take it from the device
-            self._memory.madvise(mmap.MADV_DONTFORK)
+        self._keep_from_children()  # one that wrote to it would take it from the device
         return self._copier.register(self._buffer, whole=whole)
 
     def take(self, items: Iterable[Item], progress: Progress | None = None, *, late: bool = False) -> Layout:
