@@ -244,7 +244,7 @@ class Target(Protocol):
         ...
 
     def finish(self, name: str, shard: Shard, seen: Seen) -> None:
-        """Make what was put durable and visible as a whole; raises TierError (corrupt) when it is not what was put."""
+        """Make what was put durable and visible as a whole; raises TierError (unusable) when it is not what was put."""
         ...
 
     def absent(self, name: str, manifest: Manifest) -> list[int]:

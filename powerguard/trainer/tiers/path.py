@@ -126,7 +126,7 @@ class PathTier:
                             f"{final}: chunk {wrong} reads back other than it was written (is the NAS, its memory or"
                             " the network rotten?); written again next time"
                         )
-                        raise TierError(Kind.CORRUPT, msg)
+                        raise TierError(Kind.UNUSABLE, msg)  # what is here is good
             try:
                 written.rename(final)
             except FileNotFoundError:  # another process of this job finished the same bytes
