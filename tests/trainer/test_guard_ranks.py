@@ -570,6 +570,29 @@ def test_an_emergency_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     world.end()
 
 
+def test_a_checkpoint_that_has_rotted_answers_no_emergency_of_all_ranks(folder: Path) -> None:
+    """The scrub sets it aside in an evaluation of hours: it is not durable any more, whatever was agreed on."""
+    world, step = evaluating(folder)
+    world.trigger(0, "a", After.CONTINUE)
+    saved = Path(world.ended(0, "a").path, "shard-00001")
+    leader = world.ranks[0].guard
+    saved.write_bytes(bytes([saved.read_bytes()[0] ^ 1]) + saved.read_bytes()[1:])
+    leader._checkpointer._scrub_at_s = leader._writer._idle_at_s = 0.0  # type: ignore[union-attr]
+    with leader.requests.changed:
+        leader.requests.changed.notify_all()
+    assert leader._together is not None
+    agreed = leader._together.agreement
+    world.until(lambda: not saved.exists() and leader.requests.last is None and agreed.state.committed_step is None)
+    world.trigger(1, "e", After.CONTINUE)
+    assert world.ended(1, "e").phase is Phase.FAILED
+    for rank in world.ranks:
+        rank.evaluated.set()
+    world.until(lambda: world.ranks[0].done > step + 3)
+    world.trigger(1, "later", After.CONTINUE)
+    assert world.ended(1, "later").durable
+    world.end()
+
+
 class OneFails(Disk):
     """Refuses what rank 1 writes, while rank 0 writes slowly."""
 

@@ -234,6 +234,10 @@ class RankRequests(Protocol):
         """Call a generation off, for all ranks."""
         ...
 
+    def rotted(self) -> None:
+        """Have no request answered with what all ranks have saved last: it is not durable any more."""
+        ...
+
     def paused(self) -> None:
         """Have all ranks stand still, for this host."""
         ...

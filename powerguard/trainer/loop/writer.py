@@ -491,10 +491,12 @@ class Writer:
         requests, count = self._requests, self._checkpointer.corrupt()
         requests.pace.totals.corrupt += count
         last = requests.last
-        if count and last is not None and requests.others is None:
+        if count and last is not None:
             lies_there = self._apart(lambda: is_there(Path(last.path)), "looking for the newest checkpoint")
             if lies_there is False and requests.last is last:
                 requests.last = None
+                if requests.others is not None:
+                    self._apart(requests.others.rotted, "reporting to the other ranks that it has rotted")
 
     def _apart(self, call: Callable[[], _Value], what: str) -> _Value | Exception:
         """Make a call with the lock released."""

@@ -215,7 +215,7 @@ class Agreement:
     def go_back(self) -> None:
         """Say that training is rolled back: what was committed is not the state that it has after that step again.
 
-        Raises RanksError.
+        Or that this has rotted, and answers no request any more. Raises RanksError.
         """
         self._replica.append({"kind": "back"}, lambda state: state.committed_step is None)
 

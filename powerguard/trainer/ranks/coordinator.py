@@ -116,6 +116,10 @@ class RankCoordinator:
         self.agreement.cancel(number)
         self.news()
 
+    def rotted(self) -> None:
+        """Have no request answered with what all ranks have saved last. Raises RanksError."""
+        self.agreement.go_back()
+
     def paused(self) -> None:
         """Have all ranks stand still at one step."""
         self.agreement.open(TriggerRequest(id=f"pause-{secrets.token_hex(6)}", after=After.PAUSE), save=False)
