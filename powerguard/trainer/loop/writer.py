@@ -491,7 +491,7 @@ class Writer:
         requests, count = self._requests, self._checkpointer.corrupt()
         requests.pace.totals.corrupt += count
         last = requests.last
-        if count and last is not None:
+        if count and last is not None and last.path.startswith("/"):  # one that came from S3 lies elsewhere
             lies_there = self._apart(lambda: is_there(Path(last.path)), "looking for the newest checkpoint")
             if lies_there is False and requests.last is last:
                 requests.last = None
