@@ -216,6 +216,8 @@ def _list(args: argparse.Namespace) -> int:
                 continue
             if not found:
                 trouble.append((place, f"{place}: no checkpoint there"))
+            elif args.checkpoints_verb == "verify" and not _counted(found):
+                trouble.append((place, f"{place}: no checkpoint there that training could resume from"))
             new = [entry for entry in found if entry.path not in seen]  # one place may lie in another
             seen |= {entry.path for entry in new}
             entries += [verified(entry, bar, **access_of(args)) if reads else entry for entry in new]

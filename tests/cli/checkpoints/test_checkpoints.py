@@ -122,6 +122,20 @@ def test_verify_says_yes_only_when_all_is_read_and_right(
     assert "no checkpoint there" in capsys.readouterr().err
 
 
+def test_verify_says_no_where_nothing_can_be_resumed_from(nas: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that goes on after a yes would have no checkpoint at all."""
+    root = nas / "llm"
+    alone = [root / each.name for each in entries_at(str(root)) if each.state in ("unfinished", "set_aside")]
+    assert alone
+    for each in entries_at(str(root)):
+        if each.is_whole:
+            shutil.rmtree(each.path)
+    for place in (root, *alone):
+        assert main(["checkpoints", "verify", str(place)]) == 1
+        assert f"{place}: no checkpoint there that training could resume from" in capsys.readouterr().err
+    assert main(["checkpoints", "list", str(root)]) == 0
+
+
 def test_what_training_prunes_before_it_is_read_is_no_damage(nas: Path) -> None:
     """A weekly `verify` beside a training must not fail for what the training itself has removed."""
     whole = [each for each in entries_at(str(nas)) if each.is_whole]
