@@ -18,6 +18,7 @@ from powerguard.options import Options
 from powerguard.settings.explain import Explainer, Mistake
 from powerguard.settings.schema import Settings, SourceOptions, UnfitError, json_schema
 from powerguard.yamlfile import Document, KeyPath, Problem, YamlFileError, load_file
+from powerguard.yamlfile import load as load_yaml
 
 MAX_FILES: Final = 100
 """Most files in conf.d; a folder with more was named by mistake."""
@@ -85,7 +86,19 @@ def load(path: Path, conf_d: Path | None = None) -> Settings:
 
 def load_with_origins(path: Path, conf_d: Path | None = None) -> LoadedSettings:
     """Read the settings and keep where each value comes from. As `load`."""
-    checked = check(path, conf_d)
+    return _without_mistakes(check(path, conf_d))
+
+
+def load_text(text: str, name: str) -> Settings:
+    """Read settings that are in no file yet; name: of the file to be. As `load`."""
+    try:
+        document = load_yaml(text, name)
+    except YamlFileError as error:
+        raise SettingsError([str(problem) for problem in error.problems]) from error
+    return _without_mistakes(_checked(_merged([document]))).settings
+
+
+def _without_mistakes(checked: "CheckedSettings") -> LoadedSettings:
     problems = checked.problems(checked.mistakes)
     if problems or checked.settings is None:
         raise SettingsError(problems)
@@ -119,7 +132,10 @@ def check(path: Path, conf_d: Path | None = None) -> CheckedSettings:
     A value with a mistake is taken out and the rest is checked again: names that must agree are compared only in
     settings that hold. A mistake that is due to a value that was taken out is not reported.
     """
-    files = read_files(path, conf_d)
+    return _checked(read_files(path, conf_d))
+
+
+def _checked(files: Files) -> CheckedSettings:
     left = _Left(files.data)
     mistakes: list[Mistake] = []
     for turn in range(_TURNS):
@@ -252,6 +268,10 @@ def read_files(path: Path, conf_d: Path | None = None) -> Files:
             )
     if problems:
         raise SettingsError(problems)
+    return _merged(documents)
+
+
+def _merged(documents: list[Document]) -> Files:
     data: dict[Any, Any] = {}
     origins: dict[KeyPath, Document] = {}
     for document in documents:

@@ -4,7 +4,6 @@ import argparse
 import json
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,15 +84,12 @@ def _import_apcupsd(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - li
 
 def _problems(text: str) -> list[str]:
     """Return the errors of our own loader for the settings; none if they are valid."""
-    from powerguard.settings.load import SettingsError, load
+    from powerguard.settings.load import SettingsError, load_text
 
-    with tempfile.TemporaryDirectory(prefix="powerguard-import-") as folder:
-        path = Path(folder) / "powerguard.yaml"
-        path.write_text(text, encoding="utf-8")
-        try:
-            load(path)
-        except SettingsError as error:
-            return [problem.removeprefix(f"{folder}/") for problem in error.problems]
+    try:
+        load_text(text, "powerguard.yaml")
+    except SettingsError as error:
+        return list(error.problems)
     return []
 
 
