@@ -26,6 +26,7 @@ import pytest
 import structlog
 
 from powerguard.cli.client import DownError, _missing, _why, _why_elsewhere, post
+from powerguard.cli.install.uninstall import outage_under_way
 from powerguard.cli.main import VERBS, Verbs, main
 from powerguard.cli.plan.verb import describe as describe_plan
 from powerguard.cli.render import Paint
@@ -33,6 +34,7 @@ from powerguard.cli.shared import CONFIG
 from powerguard.cli.status import describe as describe_status
 from powerguard.cli.status import short
 from powerguard.cli.words import sentence
+from powerguard.clock import boot_id
 from powerguard.core.model.events import Abort, CheckpointNow, SetMaintenance
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import (
@@ -765,6 +767,24 @@ async def test_the_journal_of_the_named_settings_is_read_when_it_is_down(folder:
     assert ended.code == 4
     assert f"{folder}/s.sock: not there" in ended.out
     golden("status", ended.out)
+
+
+async def test_an_uninstall_sees_the_outage_of_the_daemon_of_its_settings(folder: Path) -> None:
+    """Also while that is down: then by its journal."""
+    journal = Journal(folder / "j.sqlite", boot_id=boot_id(), wall=lambda: WALL_S, writer=Inline(), reader=Inline())
+    await journal.load()
+    assert await journal.append(Entry(at_s=NOW_S, state=scene("holding").state))
+    assert await journal.close()
+    config = str(settings_in(folder))
+
+    async def asked() -> str:
+        return await asyncio.to_thread(outage_under_way, argparse.Namespace(config=config, socket=None))
+
+    assert "phase holding, as the daemon last wrote" in await asked()
+    async with served(scene("on_battery"), folder):
+        assert "phase on_battery)" in await asked()
+    async with served(scene(), folder):
+        assert await asked() == ""
 
 
 async def test_settings_that_do_not_name_where_the_daemon_is(folder: Path) -> None:

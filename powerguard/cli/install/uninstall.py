@@ -63,14 +63,16 @@ def run(args: argparse.Namespace) -> int:
 
 def outage_under_way(args: argparse.Namespace) -> str:
     """Return what an active outage would lose, by the daemon's phase or its last state in this boot."""
-    from powerguard.cli.client import DownError, RefusedError, get
-    from powerguard.cli.status import last_known
+    from powerguard.cli.client import DownError, RefusedError, get, settle
+    from powerguard.cli.status import JOURNAL, last_known
     from powerguard.clock import boot_id
 
+    args.journal = None
+    settle(args)  # without settings, or with wrong ones, the default places are asked
     try:
         phase = get(args, "/api/v1/status").get("phase", "")
     except (DownError, RefusedError):
-        known, _ = last_known()
+        known, _ = last_known(args.journal or JOURNAL)
         phase = "" if known is None or known["boot_id"] != boot_id() else f"{known['phase']}, as the daemon last wrote"
     if phase.partition(",")[0] in {"", "online"}:
         return ""
