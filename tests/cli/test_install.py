@@ -324,6 +324,28 @@ def test_uninstall_proposes_to_remove_only_a_virtual_environment(image: Path, ru
     assert result["next"] == [then], "on this system it would remove the powerguard that runs here"
 
 
+HOOKED = "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"
+
+
+@pytest.mark.parametrize("folder", ["nut", "ups"])
+def test_uninstall_leaves_upsmon_a_command_that_shuts_down(image: Path, run: Run, folder: str, golden: Golden) -> None:
+    """A SHUTDOWNCMD whose script is gone shuts nothing down, and nobody would notice before the battery is empty."""
+    conf = image / "etc" / folder / "upsmon.conf"
+    conf.parent.mkdir(parents=True)
+    conf.write_text(f'SHUTDOWNCMD "/sbin/shutdown -h +0"\nSHUTDOWNCMD \\\n  "{HOOKED}"\n', encoding="ascii")
+    run()
+    before = tree(image)
+    code, result = run(verb="uninstall")
+    assert (code, tree(image)) == (1, before)
+    golden("uninstall", result["error"], varies={image: "IMAGE"})
+    conf.write_text(f'# SHUTDOWNCMD "{HOOKED}"\nSHUTDOWNCMD "/sbin/shutdown -h +0"\n', encoding="ascii")
+    assert run(verb="uninstall")[0] == 0
+    run()
+    conf.write_text(f'SHUTDOWNCMD "{HOOKED}"\n', encoding="ascii")
+    code, result = run("--force", verb="uninstall")
+    assert (code, len(result["doubts"])) == (0, 1)
+
+
 @pytest.mark.parametrize("parts", [(), ("--with", "slurm")])
 def test_uninstall_says_how_to_give_a_slurm_node_back(run: Run, parts: tuple[str, ...]) -> None:
     """The daemon owes it, and is gone."""

@@ -1,6 +1,7 @@
 """`powerguard uninstall`: remove exactly what `powerguard install` has put in place."""
 
 import argparse
+import contextlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -33,7 +34,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument(
-        "--force", action="store_true", help="continue in an outage, and if a step cannot be undone or stopped"
+        "--force",
+        action="store_true",
+        help="continue in an outage, while upsmon needs our script, and if a step cannot be undone or stopped",
     )
     parser.add_argument("--root", metavar="DIR", default="/", help="root of an image, instead of this system")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -82,6 +85,23 @@ def outage_under_way(args: argparse.Namespace) -> str:
     )
 
 
+def needed_by_upsmon(disk: "Disk") -> str:
+    """Return where NUT would run our script, which is to go, to shut this host down, and the consequence; else ""."""
+    from powerguard.cli.imports.draft import ReadError, read
+    from powerguard.cli.imports.nut import FOLDERS, nut_words
+    from powerguard.cli.install.disk import PlaceError
+    from powerguard.cli.install.pieces import LIBRARY
+
+    hook = f"{LIBRARY}/nut/powerguard-shutdown"
+    for folder in FOLDERS if hook in disk.manifest.files else ():
+        with contextlib.suppress(ReadError, PlaceError):
+            path = disk.place(f"{folder}/upsmon.conf")
+            commands = [line for line in nut_words(read(path), str(path)) if line.words[0] == "SHUTDOWNCMD"]
+            if commands and hook in " ".join(commands[-1].words):  # the last one counts
+                return f"{commands[-1].where}: SHUTDOWNCMD runs {hook}: without it upsmon cannot shut this host down"
+    return ""
+
+
 def _uninstall(args: argparse.Namespace, disk: "Disk", report: Report) -> str:
     """Stop the services, then remove; return why not, "" if done."""
     import asyncio
@@ -89,6 +109,10 @@ def _uninstall(args: argparse.Namespace, disk: "Disk", report: Report) -> str:
     from powerguard.cli.install import host
     from powerguard.effectors.child import run_child
 
+    if needed := needed_by_upsmon(disk):
+        if not args.force:
+            return f"{needed}: restore the command of before and restart upsmon (docs/guides/nut.md), or use --force"
+        report.doubts.append(needed)
     if report.live:
         if asyncio.run(host.is_powering_off(run_child)):
             return "a power-off is under way, and its helper must not be removed: wait for the next boot"
