@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from powerguard.daemon.control.admin import TakenError, alone
+from powerguard.daemon.control.admin import TakenError, alone, bind_unix
 from powerguard.daemon.wiring import EX_TAKEN
 
 HOLD = """
@@ -50,26 +50,53 @@ def test_the_second_learns_who_the_first_is(tmp_path: Path) -> None:
         pass
 
 
-def test_one_that_was_killed_and_does_not_end_is_no_daemon(tmp_path: Path) -> None:
+@contextmanager
+def killed_but_hanging(program: str, socket: Path) -> Iterator[None]:
     """Killed while one of its threads hangs in the disk, it keeps its files open: its leader is a zombie then."""
-    leader_ends = HOLD.replace("time.sleep(60)", "end()").replace(
+    leader_ends = program.replace("time.sleep(60)", "end()").replace(
         "import sys, time",
         "import ctypes, sys, threading, time\n"
         "def end():\n"
         "    threading.Thread(target=time.sleep, args=(60,)).start()\n"
         "    ctypes.CDLL(None).pthread_exit(None)\n",
     )
-    socket = tmp_path / "powerguard.sock"
     with subprocess.Popen([sys.executable, "-P", "-c", leader_ends, str(socket)], stdout=subprocess.PIPE) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == b"held\n"
-        state = Path(f"/proc/{first.pid}/stat")
-        while state.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
-            os.sched_yield()
-        with capture_logs() as logs, alone(socket):
-            pass
-        first.kill()
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline() == b"held\n"
+            state = Path(f"/proc/{first.pid}/stat")
+            while state.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
+                os.sched_yield()
+            yield
+        finally:
+            first.kill()
+
+
+def test_one_that_was_killed_and_does_not_end_is_no_daemon(tmp_path: Path) -> None:
+    socket = tmp_path / "powerguard.sock"
+    with killed_but_hanging(HOLD, socket), capture_logs() as logs, alone(socket):
+        pass
     assert [line["event"] for line in logs] == ["lock_held_by_the_dead"]
+
+
+LISTEN = """
+import sys, time
+from pathlib import Path
+from powerguard.daemon.control.admin import bind_unix
+with bind_unix(Path(sys.argv[1]), 0o660, None) as sock:
+    sock.listen()
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_admin_socket_of_one_that_does_not_end_makes_way(tmp_path: Path) -> None:
+    """Nobody answers there: `abort` and the hooks would reach no daemon until the next boot."""
+    path = tmp_path / "powerguard.sock"
+    with killed_but_hanging(LISTEN, path), bind_unix(path, 0o660, None) as sock:
+        sock.listen()
+        with pytest.raises(FileExistsError, match="another powerguard listens there already"):
+            bind_unix(path, 0o660, None)
 
 
 def test_no_lock_is_no_reason_not_to_run(tmp_path: Path) -> None:

@@ -535,10 +535,12 @@ def bind_unix(path: Path, mode: int, gid: int | None, kind: socket.SocketKind = 
             probe.settimeout(1.0)
             try:
                 probe.connect(str(path))
+                is_dead = _is_ending(peer_of(probe).pid)  # its thread that hangs in a disk keeps the socket open
             except ConnectionRefusedError:
-                path.unlink()
-            else:
+                is_dead = True
+            if not is_dead:
                 raise FileExistsError(17, "another powerguard listens there already", str(path))
+            path.unlink()
     sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     old = os.umask(0o777 & ~mode)
     try:
