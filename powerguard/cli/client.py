@@ -21,6 +21,8 @@ URL: Final = "http://127.0.0.1:13493"
 LIMIT_S: Final = 3.0
 UNIT_FOLDERS: Final = ("etc", "run", "usr/local/lib", "usr/lib", "lib")
 """Where systemd/system lies with unit files, below the root."""
+MAX_TEXT: Final = 200
+"""Longest text of a request; the daemon keeps no more of it, and refuses a request of more than 4096 bytes."""
 MAX_ANSWER_BYTES: Final = 4 << 20
 
 
@@ -78,6 +80,7 @@ def _answer(args: argparse.Namespace, path: str) -> tuple[int, bytes]:
 
 def post(args: argparse.Namespace, verb: str, body: dict[str, object], limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Ask for a change. Raises DownError, RefusedError: also if this user may not ask, whether or not it is down."""
+    body = {key: value[:MAX_TEXT] if isinstance(value, str) else value for key, value in body.items()}
     try:
         return _object(_ask_unix(args.socket or SOCKET, "POST", f"/api/v1/{verb}", body, limit_s), verb)
     except DownError as error:
@@ -171,7 +174,8 @@ def _exchange(
 ) -> tuple[int, bytes]:
     """Send one request and read to the end, all of it within limit_s. Raises OSError, TimeoutError among them."""
     end = time.perf_counter() + limit_s
-    data = b"" if body is None else json.dumps(body).encode()
+    # As UTF-8: escaped, a letter that is not ASCII would have up to 12 bytes, and the daemon reads 4096 in all.
+    data = b"" if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
     sock.settimeout(limit_s)
     sock.connect(where)
     head = f"{line} HTTP/1.0\r\nHost: {host}\r\nContent-Length: {len(data)}\r\n\r\n"

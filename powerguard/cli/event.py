@@ -12,15 +12,13 @@ import socket
 import sys
 from typing import Final, NoReturn
 
-from powerguard.cli.client import DownError, RefusedError, add_options, post
+from powerguard.cli.client import MAX_TEXT, DownError, RefusedError, add_options, post
 from powerguard.cli.render import clean, say
 from powerguard.cli.shared import SOCKET
 
 OWNED: Final = 99
 """apccontrol(8): exit 99 of a hook suppresses what apcupsd would do by default."""
 LIMIT_S: Final = 2.0
-MAX_TEXT: Final = 200
-"""Longest name; other programs choose it, and the daemon keeps no more of it."""
 HINT_NAME: Final = "hint.sock"
 """Socket for hints, in the folder of the admin socket (daemon/control/hints.py): every user may send one."""
 NUT_SHUTDOWN: Final = "nut-shutdown"
@@ -73,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
 def _hint(admin: str, name: str, ups: str) -> bool:
     """Send a hint to the hint socket, without waiting; return whether a socket accepted it."""
     folder, slash, _ = admin.rpartition("/")
-    body = json.dumps({"name": name[:MAX_TEXT], "ups": ups[:MAX_TEXT]}).encode()
+    texts = {"name": name[:MAX_TEXT], "ups": ups[:MAX_TEXT]}
+    body = json.dumps(texts, ensure_ascii=False).encode("utf-8", "replace")
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         sock.sendto(body, f"{folder}{slash}{HINT_NAME}")
@@ -86,7 +85,7 @@ def _report_event(args: argparse.Namespace, name: str, ups: str) -> bool:
     try:
         if args.nowhere:
             raise DownError(args.nowhere)  # noqa: TRY301 - handled as any other daemon that cannot be reached
-        answer = post(args, "event", {"name": name[:MAX_TEXT], "ups": ups[:MAX_TEXT]}, limit_s=LIMIT_S)
+        answer = post(args, "event", {"name": name, "ups": ups}, limit_s=LIMIT_S)
     except (DownError, RefusedError, OSError) as error:  # even without a free socket: the next steps must run
         say(f"powerguard event: {clean(error)} (hint not delivered)")
         return False

@@ -627,6 +627,19 @@ async def test_a_recorded_commit_is_no_power_off(mode: Mode, folder: Path, golde
     golden("maintenance", kept.out)
 
 
+@pytest.mark.parametrize("letter", ["x", "й", "停", "\N{FIRE}", "\udcff"])
+async def test_a_long_text_is_cut_and_not_refused(letter: str, folder: Path) -> None:
+    """The daemon reads 4096 bytes of a request, and keeps 200 letters."""
+    daemon = scene("holding")
+    async with served(daemon, folder) as path:
+        assert (await powerguard("abort", "--reason", letter * 5000, "--socket", path)).code == 0
+        ended = await powerguard("event", "--socket", path, "--for", "nut", "--", letter * 999, letter * 999)
+        assert ended == Ended(99, "", "")
+    (event,) = daemon.events
+    assert isinstance(event, Abort)
+    assert event.reason == (letter if letter.isprintable() else "?") * 200
+
+
 async def test_after_an_abort_nothing_is_promised(folder: Path, golden: Golden) -> None:
     """Nobody commits any more in this outage: that is no protection, and no power-off is forecast."""
     daemon = scene("on_battery")
