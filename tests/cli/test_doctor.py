@@ -93,14 +93,22 @@ def settings(
 
 @asynccontextmanager
 async def trainer(folder: Path, conduct: After = After.PAUSE) -> AsyncIterator[None]:
+    async with answering(f"{folder}/llm.sock", TrainerStatus(job="llm", step=7, conduct=conduct).to_json()):
+        yield
+
+
+@asynccontextmanager
+async def answering(socket: str, body: bytes) -> AsyncIterator[None]:
+    """Answer the question for the status, and no other."""
+
     async def status(_: web.Request) -> web.Response:
-        return web.Response(body=TrainerStatus(job="llm", step=7, conduct=conduct).to_json())
+        return web.Response(body=body)
 
     app = web.Application()
     app.router.add_get("/api/v1/status", status)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.UnixSite(runner, f"{folder}/llm.sock").start()
+    await web.UnixSite(runner, socket).start()
     try:
         yield
     finally:
@@ -383,6 +391,21 @@ async def test_settings_that_the_daemon_has_not_read_are_reported(folder: Path) 
         config.write_text(written.replace("mode: armed", "mode: dry-run"), encoding="utf-8")
         _, checks, _ = await doctor(config, "--socket", path)
     assert "the running daemon is in mode armed, not in mode dry-run" in text_of(checks, "settings", "WARN")
+
+
+@pytest.mark.parametrize("key", ["mode", "daemon", "sources", "power_on", "bmc"])
+async def test_what_an_older_daemon_does_not_report_is_one_finding(folder: Path, key: str) -> None:
+    """After an update, while power is out, it is not restarted: the other checks count all the more."""
+    config = folder / "pg.yaml"
+    config.write_text(f'{BY_CREDENTIAL}journal: {{path: "{folder}/journal.sqlite"}}\n', encoding="utf-8")
+    status = json.loads((Path(__file__).parents[2] / "docs/reference/status-online.json").read_text(encoding="utf-8"))
+    del status[key]
+    async with answering(f"{folder}/s.sock", json.dumps(status).encode()):
+        code, checks, _ = await doctor(config, "--socket", f"{folder}/s.sock")
+    text = f"the daemon does not report {key}: it is older than this command"
+    assert code == 2
+    assert text in {check["text"] for check in checks if check["verdict"] == "FAIL"}
+    assert verdicts(checks, "journal") != []
 
 
 @pytest.mark.root

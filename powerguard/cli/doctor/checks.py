@@ -247,6 +247,13 @@ def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
         return [Finding(name, "WARN", f"not checked: {what}{error.strerror or error}", _AS_ROOT)]
+    except MissingKeyError as error:
+        return [_of_an_older_daemon(name, error)]
+
+
+def _of_an_older_daemon(name: str, error: MissingKeyError) -> Finding:
+    text = f"the daemon does not report {error.args[0]}: it is older than this command"
+    return Finding(name, "FAIL", text, "systemctl restart powerguard, unless power is out")
 
 
 def _power_on(ward: CheckContext) -> list[Finding]:
@@ -294,6 +301,8 @@ async def _bounded(name: str, check: Callable[[], Awaitable[list[Finding]]], lim
             return await check()
     except TimeoutError:
         return [Finding(name, "FAIL", f"the check did not end within {limit_s:g} s", "check it by hand")]
+    except MissingKeyError as error:
+        return [_of_an_older_daemon(name, error)]
     except Exception as error:  # noqa: BLE001 - a check that breaks is a finding; the others still count
         return [Finding(name, "FAIL", f"the check failed: {type(error).__name__}: {error}", "report this as a bug")]
 
@@ -708,8 +717,7 @@ def _daemon(args: argparse.Namespace) -> list[Finding]:
     except (DownError, RefusedError) as error:
         return [Finding("daemon", "FAIL", str(error))]
     except MissingKeyError as error:
-        text = f"does not report {error.args[0]}: it is older than this command"
-        return [Finding("daemon", "FAIL", text, "systemctl restart powerguard, unless power is out")]
+        return [_of_an_older_daemon("daemon", error)]
 
 
 def _daemon_findings(args: argparse.Namespace) -> list[Finding]:
