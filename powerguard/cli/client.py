@@ -62,7 +62,7 @@ def _answer(args: argparse.Namespace, path: str) -> tuple[int, bytes]:
     if url is not None:
         return _ask_tcp(url, path)
     try:
-        return _ask_unix(args.socket or SOCKET, "GET", path)
+        return _ask_daemon(args, "GET", path)
     except DownError as down:
         port = getattr(args, "daemon_url", None)
         if port is not None:
@@ -82,10 +82,28 @@ def post(args: argparse.Namespace, verb: str, body: dict[str, object], limit_s: 
     """Ask for a change. Raises DownError, RefusedError: also if this user may not ask, whether or not it is down."""
     body = {key: value[:MAX_TEXT] if isinstance(value, str) else value for key, value in body.items()}
     try:
-        return _object(_ask_unix(args.socket or SOCKET, "POST", f"/api/v1/{verb}", body, limit_s), verb)
+        return _object(_ask_daemon(args, "POST", f"/api/v1/{verb}", body, limit_s), verb)
     except DownError as error:
         if isinstance(error.__cause__, PermissionError):
             raise RefusedError(str(error)) from error
+        raise
+
+
+def _ask_daemon(
+    args: argparse.Namespace, method: str, target: str, body: dict[str, object] | None = None, limit_s: float = LIMIT_S
+) -> tuple[int, bytes]:
+    """Ask at the default socket first: to read the settings takes longer, and they seldom name another one."""
+    try:
+        return _ask_unix(args.socket or SOCKET, method, target, body, limit_s)
+    except DownError as down:
+        is_absent = isinstance(down.__cause__, FileNotFoundError | ConnectionRefusedError)
+        if args.socket is not None or not is_absent or getattr(args, "verb", "") == "event":  # a hook must be fast
+            raise
+        if settle(args):
+            raise
+        if args.socket != SOCKET:
+            return _ask_unix(str(args.socket), method, target, body, limit_s)
+        args.socket = args.daemon_url = None
         raise
 
 

@@ -25,12 +25,12 @@ from typing import Any
 import pytest
 import structlog
 
-from powerguard.cli.client import DownError, _missing, _why, _why_elsewhere, post
+from powerguard.cli.client import DownError, _missing, _why, _why_elsewhere, get, post
 from powerguard.cli.install.uninstall import outage_under_way
 from powerguard.cli.main import VERBS, Verbs, main
 from powerguard.cli.plan.verb import describe as describe_plan
 from powerguard.cli.render import Paint
-from powerguard.cli.shared import CONFIG
+from powerguard.cli.shared import CONFIG, SOCKET
 from powerguard.cli.status import describe as describe_status
 from powerguard.cli.status import short
 from powerguard.cli.words import sentence
@@ -780,6 +780,25 @@ async def test_the_journal_of_the_named_settings_is_read_when_it_is_down(folder:
     assert ended.code == 4
     assert f"{folder}/s.sock: not there" in ended.out
     golden("status", ended.out)
+
+
+@pytest.mark.skipif(Path(SOCKET).exists(), reason="a daemon runs here")
+async def test_the_daemon_is_asked_where_the_settings_of_this_host_say(folder: Path) -> None:
+    """Also where nobody named them: an abort that reaches no daemon, although one runs, costs the outage."""
+    daemon, config = scene("holding"), str(settings_in(folder))
+    async with served(daemon, folder):
+        args = argparse.Namespace(config=config, socket=None, journal=None, verb="abort")
+        assert (await asyncio.to_thread(post, args, "abort", {"reason": "x"}))["phase"] == "holding"
+        args = argparse.Namespace(config=config, socket=None, journal=None, verb="status")
+        assert (await asyncio.to_thread(get, args, "/api/v1/status"))["phase"] == "holding"
+        assert args.journal == f"{folder}/j.sqlite"
+    assert len(daemon.events) == 1
+    args = argparse.Namespace(config=config, socket=None, verb="abort")
+    with pytest.raises(DownError, match=f"{folder}/s.sock: not there"):
+        post(args, "abort", {})
+    for verb, named in (("abort", f"{folder}/none.yaml"), ("event", config)):
+        with pytest.raises(DownError, match=f"{SOCKET}: "):
+            post(argparse.Namespace(config=named, socket=None, verb=verb), verb, {})
 
 
 async def test_an_uninstall_sees_the_outage_of_the_daemon_of_its_settings(folder: Path) -> None:
