@@ -115,6 +115,20 @@ def test_units_are_enabled_as_systemctl_would(image: Path, run: Run) -> None:
     assert (image / "usr/local/bin/powerguard").readlink() == Path("/opt/powerguard/bin/powerguard")
 
 
+def test_the_system_of_an_image_that_has_run_makes_the_user_at_its_next_boot(image: Path, run: Run) -> None:
+    """systemd-sysusers.service has ConditionNeedsUpdate=/etc: it runs only if /usr is newer than /etc/.updated."""
+    for folder in ("etc", "usr/lib", "usr/share", "usr/local"):
+        (image / folder).mkdir()
+    (image / "etc/.updated").touch()
+    updated_s = (image / "etc/.updated").stat().st_mtime - 3600
+    for path in ("etc/.updated", "usr"):
+        os.utime(image / path, (updated_s, updated_s))
+    run("--dry-run")
+    assert (image / "usr").stat().st_mtime == updated_s
+    run()
+    assert (image / "usr").stat().st_mtime > updated_s
+
+
 def test_a_dry_run_writes_nothing(image: Path, run: Run) -> None:
     before = tree(image)
     code, result = run("--dry-run")

@@ -205,6 +205,9 @@ def _put(disk: "Disk", wanted: "list[InstalledFile]", report: Report, *, force: 
             disk.put(piece)
         report.files += [(path, "of an earlier run", result) for path, result in disk.others(wanted, dry_run=False)]
         disk.end(wanted)
+        if not report.live:
+            # Where a system has run, its next boot makes our user only if /usr is newer (systemd-update-done(8)).
+            os.utime(disk.place("/usr"))
     return True
 
 
