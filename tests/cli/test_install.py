@@ -483,6 +483,26 @@ def test_what_others_can_write_is_named(tmp_path: Path, golden: Golden) -> None:
     assert "No such file" in host.not_roots(tmp_path / "gone")
 
 
+@pytest.mark.root
+def test_what_only_root_can_read_is_named() -> None:
+    """With root's umask at 027, as on hardened hosts, pip writes files that the daemon's user cannot read."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as prefix:
+        venv = Path(prefix)
+        package, program = venv / "lib/site-packages/powerguard", venv / "bin/powerguard"
+        for folder in (package, program.parent):
+            folder.mkdir(parents=True)
+        program.touch(mode=0o755)
+        venv.chmod(0o755)
+        assert host.roots_alone([program, package], prefix) == ""
+        program.chmod(0o750)
+        named = f"{program}: only root can read it, but the daemon is user powerguard (chmod -R go+rX {prefix})"
+        assert host.roots_alone([program, package], prefix) == named
+        os.chown(program, 0, 65534)
+        assert host.roots_alone([program, package], prefix) == "", "its group may be the daemon's"
+        package.parent.chmod(0o750)
+        assert host.roots_alone([program, package], prefix).startswith(f"{package.parent}: only root can read it")
+
+
 def test_a_host_whose_python_is_its_own_uses_that_for_the_boot_unit(image: Path, run: Run) -> None:
     (image / "usr/bin/python3").unlink()
     run("--with", "ipmi")

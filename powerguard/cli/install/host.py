@@ -106,7 +106,24 @@ def wrong_prefix(prefix: str, *, live: bool) -> str:
     package = Path(powerguard.__file__).resolve().parent
     if f"{package}/".startswith(hidden):
         return f"{package}: units cannot see this folder (ProtectHome=): install powerguard without --editable"
-    return next(filter(None, map(not_roots, (program, python, package))), "")
+    programs = (program, python, package)
+    return next(filter(None, map(not_roots, programs)), "") or roots_alone([*programs, *_beside(package)], prefix)
+
+
+def _beside(package: Path) -> list[Path]:
+    """Return the other installed packages, which were not all written under the same umask."""
+    beside = package.parent.iterdir() if package.parent.name == "site-packages" else ()
+    return sorted(each for each in beside if each.name.isidentifier() and each.is_dir())
+
+
+def roots_alone(programs: Iterable[Path], prefix: str) -> str:
+    """Return why the daemon, which is not root, cannot run these programs, as of a pip with umask 027; "" if it can."""
+    for each in dict.fromkeys(place for path in programs for place in (path, *path.parents)):
+        status = each.stat()
+        needed = stat.S_IXOTH if stat.S_ISDIR(status.st_mode) else stat.S_IROTH
+        if status.st_uid == status.st_gid == 0 and not status.st_mode & needed:
+            return f"{each}: only root can read it, but the daemon is user powerguard (chmod -R go+rX {prefix})"
+    return ""
 
 
 def not_roots(path: Path) -> str:
