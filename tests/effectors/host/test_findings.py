@@ -223,7 +223,7 @@ async def test_the_way_to_power_off_is_tried_without_a_word(tmp_path: Path) -> N
         (HELPER, "PASS", ""),
         ("LoadState=not-found\n", "FAIL", "powerguard install"),
         ("LoadState=masked\n", "FAIL", "systemctl unmask"),
-        ("LoadState=loaded\nEnvironment=LC_ALL=C POWERGUARD_OFF_RECORD=/run/x\n", "FAIL", "systemctl revert"),
+        ("LoadState=loaded\nEnvironment=LC_ALL=C POWERGUARD_OFF_RECORD=/run/x\n", "FAIL", "systemctl cat"),
         (None, "WARN", "systemd host"),
     ],
 )

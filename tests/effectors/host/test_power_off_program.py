@@ -535,7 +535,9 @@ async def test_the_daemon_hears_of_a_rehearsal_that_was_forgotten(helper: Helper
     """Else an armed host would not be powered off in an outage, and only doctor would say so."""
     helper.start(POWERGUARD_OFF_RECORD=str(helper.folder / "record"))
     because = await unanswered(HostOptions(fifo=str(helper.folder / "word")), boot=boot_id())
-    assert because.endswith("did not obey: refused: it only records: systemctl revert powerguard-off.service")
+    assert because.endswith(
+        "did not obey: refused: it only records: remove the drop-in: systemctl cat powerguard-off.service"
+    )
 
 
 def test_under_test_it_refuses_to_act_for_real(helper: Helper) -> None:
