@@ -44,6 +44,7 @@ async def verdicts(root: Path, *active: str, armed: bool = True, cuts: bool = Tr
 
 
 NO_RIVAL = [("rivals", "PASS")]
+HOOK = "/usr/lib/powerguard/nut/powerguard-shutdown"
 
 
 async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
@@ -62,6 +63,9 @@ async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
         ('SHUTDOWNCMD "/sbin/shutdown -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
         ('SHUTDOWNCMD "/sbin/shutdown -h +0"\n', False, [("rivals.upsmon", "WARN")]),
         ('SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"\n', True, NO_RIVAL),
+        (f'SHUTDOWNCMD "{HOOK} /sbin/stop-vms; /sbin/shutdown -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
+        (f'SHUTDOWNCMD "{HOOK} /sbin/stop-vms && /sbin/shutdown -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
+        (f"SHUTDOWNCMD \"logger FSD; {HOOK} sh -c '/sbin/stop-vms; /sbin/shutdown -h +0' 2>&1\"\n", True, NO_RIVAL),
         ('# SHUTDOWNCMD "x"\nSHUTDOWNCMD "unclosed\n', True, NO_RIVAL),
         (None, True, [("rivals.upsmon", "WARN")]),
     ],

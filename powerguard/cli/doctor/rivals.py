@@ -87,11 +87,24 @@ def _upsmon(root: Path, active: set[str]) -> list[Finding]:
         because = f"upsmon runs, but its {shown} cannot be read: not checked whether it shuts this host down"
         return [Finding("rivals.upsmon", "WARN", because, "run doctor as root")]
     command = " ".join(_directive(text, "SHUTDOWNCMD"))
+    if _goes_on(command):
+        because = f"upsmon's shell runs a part of SHUTDOWNCMD also where powerguard owns the shutdown ({command[:120]})"
+        right = "after powerguard-shutdown, make it one command: /bin/sh -c '...'; restart upsmon"
+        return [Finding("rivals.upsmon", "FAIL", because, right)]
     if not command or "powerguard" in command:
         return []
     because = f"upsmon shuts this host down at low battery, without a checkpoint (SHUTDOWNCMD {command[:80]})"
     right = "put /usr/lib/powerguard/nut/powerguard-shutdown before it, or: systemctl disable --now nut-monitor"
     return [Finding("rivals.upsmon", "FAIL", because, right)]
+
+
+def _goes_on(command: str) -> bool:
+    """Say whether a second command comes after our script, which ends with 0 where powerguard owns the shutdown."""
+    behind = command.partition("/powerguard-shutdown")[2]
+    try:
+        return not {";", "&", "&&", "|"}.isdisjoint(shlex.shlex(behind, posix=True, punctuation_chars=True))
+    except ValueError:
+        return False
 
 
 def _upsmon_conf(root: Path) -> Path:
