@@ -193,13 +193,14 @@ class Journal:
         self._busy = True
         future = in_thread(self._writer, self._store.load)
         future.add_done_callback(self._load_ended)
-        try:
-            async with asyncio.timeout(self._limits.load_s):
-                loaded, _ = await asyncio.shield(future)
-        except TimeoutError:
+        # Not asyncio.timeout: a process that stood still finds the limit passed and the answer there, and that counts.
+        await asyncio.wait((future,), timeout=self._limits.load_s)
+        if not future.done():
             self._set_health(durable=False, reason=_no_answer(self.path, self._limits.load_s))
             self._late = late
             return self._nothing(self._reason)
+        try:
+            loaded, _ = future.result()
         except JournalError as error:
             return self._nothing(str(error))
         except Exception as error:  # noqa: BLE001 - a bug in the store must not keep the daemon from starting
@@ -237,9 +238,9 @@ class Journal:
         self._waiters[number] = waiter
         self._kick()
         try:
-            async with asyncio.timeout(self._limits.append_s):
-                return await waiter and not record.problem
-        except TimeoutError:
+            await asyncio.wait((waiter,), timeout=self._limits.append_s)  # as in `load`
+            if waiter.done():
+                return waiter.result() and not record.problem
             self._set_health(durable=False, reason=_no_answer(self.path, self._limits.append_s))
             return False
         finally:

@@ -211,6 +211,30 @@ async def test_a_hung_disk_does_not_keep_the_daemon_from_starting(tmp_path: Path
     assert after.state == step(1).state
 
 
+async def test_a_process_that_stood_still_does_not_forget_what_the_disk_has_answered(
+    tmp_path: Path, health_log: HealthLog
+) -> None:
+    """A virtual machine that was paused, or a host that swaps: the answer is there, and the limit has passed."""
+    path = tmp_path / "journal.db"
+    before = Journal(path, boot_id="a", limits=PATIENT)
+    await before.load()
+    assert await before.append(step(1))
+    assert await before.close(LONG_S)
+
+    async def stood_still() -> None:
+        time.sleep(0.2)  # noqa: ASYNC251 - twice the limit
+
+    limits = replace(PATIENT, load_s=0.1, append_s=0.1)
+    journal = Journal(path, boot_id="a", writer=Inline(), limits=limits)
+    loaded, _ = await asyncio.gather(journal.load(), stood_still())
+    assert loaded.state == step(1).state
+    durable, _ = await asyncio.gather(journal.append(step(2)), stood_still())
+    assert durable
+    assert journal.health.durable
+    assert not health_log.of("journal_not_durable", "history_lost")
+    assert await journal.close(LONG_S)
+
+
 @in_virtual_time
 async def test_a_hung_reader_gets_an_answer_from_memory(tmp_path: Path) -> None:
     """HTTP asks for the history while the disk hangs: what is known is told, at once from the second time on."""
