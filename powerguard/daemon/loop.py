@@ -587,8 +587,8 @@ class Loop:
         if silent := self._sources.silent(SOURCE_SILENT_S):
             log.error("poller_hung", source=silent, because=f"no report for {SOURCE_SILENT_S:.0f} s")
             return
-        self._fed_at_s = now_s
-        self._notifier.watchdog()
+        if self._notifier.watchdog():  # else again after the next event: half the limit later, systemd would kill us
+            self._fed_at_s = now_s
 
     async def _watch_return(self) -> None:
         async def ask(action: Action) -> Done | Failed:

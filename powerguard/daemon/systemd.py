@@ -66,7 +66,7 @@ class Notifier:
     """Reports the daemon's state to systemd. Every method returns at once and never raises, with or without systemd.
 
     A forced shutdown closes the socket under us (measured: ConnectionRefusedError), and a busy manager does not read:
-    the datagram is then lost, and counted in `lost`.
+    the datagram is then lost, and counted in `lost`. What systemd kills us for, if it never hears it, is sent again.
     """
 
     def __init__(self, manager: Manager) -> None:
@@ -74,6 +74,7 @@ class Notifier:
         self._address = manager.address
         self.watchdog_s = manager.watchdog_s
         self.lost = 0
+        self._owes_ready = False
         self._socket: socket.socket | None = None
         if self._address is not None:
             with contextlib.suppress(OSError):
@@ -96,15 +97,21 @@ class Notifier:
 
     def ready(self, status: str = "") -> None:
         """Report that the daemon is up, or that the reload has ended."""
-        self._notify(READY="1", **_status(status))
+        self._owes_ready = not self._notify(READY="1", **_status(status))
 
     def status(self, text: str) -> None:
         """Report one line for `systemctl status`."""
         self._notify(STATUS=text[:STATUS_CHARS])
 
-    def watchdog(self) -> None:
-        """Report that the poll loop and the state machine have made progress. Never call it from a bare timer."""
-        self._notify(WATCHDOG="1")
+    def watchdog(self) -> bool:
+        """Report that the poll loop and the state machine have made progress. Never call it from a bare timer.
+
+        Returns False if it is lost: call it again soon. With it goes a `ready` that was lost.
+        """
+        ready = {"READY": "1"} if self._owes_ready else {}
+        sent = self._notify(WATCHDOG="1", **ready)
+        self._owes_ready &= not sent
+        return sent
 
     def reloading(self) -> None:
         """Report that the settings are being read again; `ready` ends it. systemd >= 253 needs the time with it."""
@@ -120,13 +127,16 @@ class Notifier:
             self._socket.close()
             self._socket = None
 
-    def _notify(self, **fields: str) -> None:
+    def _notify(self, **fields: str) -> bool:
+        """Return False if it is lost; without a manager nothing is."""
         if self._socket is None or self._address is None:
-            return
+            return True
         try:
             self._socket.sendto(encode(fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, self._address)
         except OSError:
             self.lost += 1
+            return False
+        return True
 
 
 async def is_host_stopping(spawn: Spawn, *, nologin: Path = NOLOGIN) -> bool:

@@ -386,6 +386,12 @@ class Manager:
                 found.append(self._socket.recv(4096).decode())
         return found
 
+    def fill(self) -> None:
+        """Leave no room for a message until the next look."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other, contextlib.suppress(BlockingIOError):
+            while True:
+                other.sendto(b"STATUS=busy", socket.MSG_DONTWAIT, self.environ["NOTIFY_SOCKET"])
+
     def close(self) -> None:
         self._socket.close()
 
@@ -426,6 +432,31 @@ def test_the_watchdog_is_fed_for_progress_only(tmp_path: Path, manager: Manager)
             assert "WATCHDOG=1" in result
             assert any(line.startswith("STATUS=on_battery") for line in result)
         assert manager.messages()[-1].startswith("STOPPING=1")
+        notifier.close()
+
+    play()
+
+
+def test_a_busy_manager_does_not_take_the_daemon_for_hung(tmp_path: Path, manager: Manager) -> None:
+    """It reads nothing for a moment, at the start and later: what is lost of READY and WATCHDOG comes soon after."""
+
+    @in_virtual_time
+    async def play() -> None:
+        notifier = Notifier.take(dict(manager.environ), pid=os.getpid())
+        world = World(tmp_path / "journal.sqlite", notifier=notifier)
+        manager.fill()
+        async with world.running():
+            await rest(1.0)
+            manager.messages()
+            await rest(2.0)
+            assert manager.messages()[0].splitlines() == ["WATCHDOG=1", "READY=1"]
+            manager.fill()
+            await rest(11.0)
+            manager.messages()
+            await rest(2.0)
+            assert manager.messages() == ["WATCHDOG=1"]
+            await rest(7.0)
+            assert manager.messages() == []
         notifier.close()
 
     play()
