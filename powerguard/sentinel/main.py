@@ -220,9 +220,8 @@ async def _notify(notifier: Notifier, sentinel: Sentinel) -> None:
     """Report progress to systemd while decisions continue: at once, for each reload begins this again."""
     notifier.ready()
     while True:
-        if sentinel.clock() - sentinel.turned_s <= HUNG_AFTER_S:
-            notifier.watchdog()
-        await rest(notifier.watchdog_every_s or HUNG_AFTER_S)
+        lost = sentinel.clock() - sentinel.turned_s <= HUNG_AFTER_S and not notifier.watchdog()
+        await rest(RETRY_S if lost else notifier.watchdog_every_s or HUNG_AFTER_S)
 
 
 def _check_state(folder: str) -> None:

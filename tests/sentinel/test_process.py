@@ -191,6 +191,29 @@ async def test_systemd_hears_of_progress_after_each_reload(tmp_path: Path) -> No
                 await asyncio.to_thread(hears, b"RELOADING=1", b"READY=1", b"WATCHDOG=1")
 
 
+async def test_systemd_that_is_busy_hears_soon_after(tmp_path: Path) -> None:
+    """It reads nothing while the sentinel starts: what is lost of READY and WATCHDOG is sent again."""
+    program = Program(tmp_path, nut=1, bmc=1, password="x")
+    name = f"pg-{os.getpid()}-{secrets.token_hex(4)}"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other,
+    ):
+        manager.bind(f"\0{name}")
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                other.sendto(b"busy", socket.MSG_DONTWAIT, f"\0{name}")
+        async with program.running(NOTIFY_SOCKET=f"@{name}", WATCHDOG_USEC="3600000000"):
+            manager.settimeout(60.0)
+
+            def next_word() -> bytes:
+                while (word := manager.recv(4096)) == b"busy":
+                    pass
+                return word
+
+            assert await asyncio.to_thread(next_word) == b"WATCHDOG=1\nREADY=1"
+
+
 @pytest.mark.slow
 @pytest.mark.peer("ipmi_sim", "upsd")
 async def test_killed_with_a_word_in_its_keeping(tmp_path: Path) -> None:
