@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from powerguard.trainer.guard import Guard
@@ -73,6 +74,26 @@ class _TrainerState:
         """Let the random numbers go on from the checkpoint, too."""
         if self.checkpoint is not None:
             self._random.put_back(self._random_state)
+
+    def restore_moments(self, optimizers: Iterable[Any]) -> None:
+        """Give moments their own dtype back: torch has cast all that it loaded to that of the parameter."""
+        kept = [] if self.checkpoint is None else self.checkpoint.get("optimizer_states", [])
+        for optimizer, state in zip(optimizers, kept, strict=False):
+            params = (param for group in optimizer.param_groups for param in group["params"])
+            numbers = (number for group in state["param_groups"] for number in group["params"])
+            for param, number in zip(params, numbers, strict=False):
+                mine, parts = optimizer.state.get(param, {}), state["state"].get(number, {})
+                mine.update({key: _uncast(mine[key], part) for key, part in parts.items() if key in mine})
+
+
+def _uncast(mine: Any, kept: Any) -> Any:  # noqa: ANN401 - whatever an optimizer has for a parameter
+    if isinstance(kept, torch.Tensor):
+        return mine if mine.dtype == kept.dtype else kept.to(mine.device)
+    if isinstance(kept, dict):
+        return {key: _uncast(mine[key], part) for key, part in kept.items()}
+    if type(kept) in (list, tuple):
+        return type(kept)(_uncast(one, part) for one, part in zip(mine, kept, strict=True))
+    return kept
 
 
 class _First(Callback):
@@ -140,6 +161,7 @@ class PowerguardCallback(Callback):
         if trainer.ckpt_path:
             self.guard.start_from(self._step)
         else:
+            self._state.restore_moments(trainer.optimizers)
             self._state.restore_random()
         self._state.checkpoint = None
         if self._signals:

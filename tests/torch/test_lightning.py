@@ -127,6 +127,54 @@ def test_it_goes_on_bit_for_bit(at: int, accumulate: int, folder: Path) -> None:
         assert torch.equal(one, other)
 
 
+class Momentum(torch.optim.Optimizer):
+    """Momentum in float32, whatever the weights are; alone, and within a list."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure()
+        with torch.no_grad():
+            for param in (each for group in self.param_groups for each in group["params"]):
+                state = self.state[param]
+                if not state:
+                    state["mean"] = torch.zeros_like(param, dtype=torch.float32)
+                    state["means"] = [torch.zeros_like(param, dtype=torch.float32)]
+                state["mean"].lerp_(param.grad.float(), 0.1)
+                state["means"][0].lerp_(state["mean"], 0.1)
+                param.sub_((0.1 * state["means"][0]).to(param.dtype))
+        return loss
+
+
+class HalfNet(Net):
+    """Weights in bfloat16."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.bfloat16()
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch.bfloat16(), batch_idx)
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        super().validation_step(batch.bfloat16(), batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        return Momentum(self.parameters())
+
+
+def test_moments_keep_their_dtype(folder: Path) -> None:
+    """Lightning lets torch cast those of bfloat16 weights, and training would go on with them."""
+    whole, first, second = HalfNet(), HalfNet(at=12, does=lambda: wish(folder)), HalfNet()
+    trained(folder, whole, name="whole")
+    with pytest.raises(StopTraining):
+        trained(folder, first)
+    trained(folder, second)
+    assert {each["mean"].dtype for each in second.trainer.optimizers[0].state.values()} == {torch.float32}
+    assert first.losses | second.losses == whole.losses
+
+
 def test_it_pauses_and_goes_on_in_place(folder: Path) -> None:
     """Utility is back: no step lost, and the state was durable meanwhile."""
     dip = Dip(folder)
