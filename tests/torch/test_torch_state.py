@@ -790,6 +790,26 @@ def test_what_is_one_only_here_does_not_get_the_bytes_of_two() -> None:
     assert same_bits(tied[1].weight.detach(), untied[0].weight.detach())
 
 
+def test_an_average_that_begins_as_the_weights_does_not_take_their_place() -> None:
+    """It is apart from the first update on, and in a program that begins again it is the weights until restore()."""
+
+    def made() -> tuple[nn.Module, dict[str, torch.Tensor], TorchState]:
+        model = nn.Linear(2, 2)
+        model.register_buffer("seen", torch.randn(3), persistent=False)
+        average = {key: each.detach() for key, each in (*model.named_parameters(), *model.named_buffers())}
+        return model, average, TorchState(model=model, ema=average)
+
+    one, average, old = made()
+    for key, each in average.items():
+        average[key] = 0.5 * each
+    other, again, new = made()
+    carried(old, new)
+    for model, means in ((one, average), (other, again)):
+        assert same_bits(model.seen, one.seen)
+        assert same_bits(model.weight.detach(), one.weight.detach())
+        assert all(same_bits(means[key], average[key]) for key in average)
+
+
 @pytest.mark.parametrize("made", [lambda: deque([1, 2], maxlen=2), lambda: array("d", [1, 2]), lambda: [1, 2]])
 def test_what_acts_as_a_list_comes_back(made: Any) -> None:
     one, other = made(), made()

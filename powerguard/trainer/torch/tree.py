@@ -469,6 +469,8 @@ class Unpacker:
     def put(self, node: Mapping[str, Json], tensor: Tensor) -> None:
         """Copy a node's bytes into a tensor of its dtype and shape; what was kept from the same device follows it."""
         fill(tensor, self.loaded(node))
+        if tensor.numel():
+            self._filled.setdefault(place_of(tensor), (node["item"], node.get("device", "cpu")))
         device = node.get("device")  # what was on the CPU stays there: a step counter, the state of a generator
         if device is not None and (device not in self._places or str(tensor.device) == device):
             self._places[device] = tensor.device
