@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,10 @@ from typing import Final, Protocol
 
 MAX_OUTPUT_BYTES: Final = 1 << 20
 """Of each of stdout and stderr; what a program writes beyond it is read and dropped."""
+_NAME: Final = "powerguard-exec"
+_EXEC: Final = ("/bin/sh", "-c", 'exec "$@"', _NAME)
+"""Python waits with all its threads until a child has begun, so one on a dead file server would hold the daemon."""
+_UNSTARTED: Final = {126: errno.EACCES, 127: errno.ENOENT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +54,10 @@ async def run_child(
 
     A child in uninterruptible sleep (a hung disk) cannot be killed: it is left behind and reported as timed out.
     A program that ends is awaited until its output is closed, at most until limit_s: a process that it has left behind
-    may still be at its work, and is not killed.
+    may still be at its work, and is not killed. Raises OSError if it cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
+        *_EXEC,
         *argv,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -81,6 +87,8 @@ async def run_child(
         # A program that has ended may have left a child with its pipes: they would be ours for as long as that lives.
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no public way
     code = process.returncode
+    if code in _UNSTARTED and stderr.startswith(f"{_NAME}: ".encode()):
+        raise OSError(_UNSTARTED[code], os.strerror(_UNSTARTED[code]), argv[0])
     return Ended(
         returncode=-signal.SIGKILL if code is None else code,
         stdout=bytes(stdout),
