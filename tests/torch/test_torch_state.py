@@ -810,6 +810,22 @@ def test_an_average_that_begins_as_the_weights_does_not_take_their_place() -> No
         assert all(same_bits(means[key], average[key]) for key in average)
 
 
+def test_the_best_weights_of_a_module_that_is_given_after_them_come_back() -> None:
+    def made() -> tuple[nn.Module, dict[str, Any], TorchState]:
+        critic = nn.Linear(2, 2)
+        best: dict[str, Any] = {"weights": critic.state_dict()}
+        return critic, best, state_of(nn.Linear(1, 1), extra={"best": best, "critic": critic})
+
+    one, best, old = made()
+    best["weights"] = {key: each.clone() for key, each in best["weights"].items()}
+    with torch.no_grad():
+        one.weight.add_(1.0)
+    other, again, new = made()
+    carried(old, new)
+    assert same_bits(other.weight.detach(), one.weight.detach())
+    assert same_bits(again["weights"]["weight"], best["weights"]["weight"])
+
+
 @pytest.mark.parametrize("made", [lambda: deque([1, 2], maxlen=2), lambda: array("d", [1, 2]), lambda: [1, 2]])
 def test_what_acts_as_a_list_comes_back(made: Any) -> None:
     one, other = made(), made()

@@ -146,7 +146,8 @@ class TorchState:
                     self._kinds[name] = _kind(word, part)
         if ema is not None:
             self._components["ema"] = _component("ema", ema)
-        for name, part in (extra or {}).items():
+        # Modules first: what is one with their tensors only here must not be filled before them.
+        for name, part in sorted((extra or {}).items(), key=lambda each: not isinstance(each[1], torch.nn.Module)):
             self._components[f"extra.{name}"] = component = _component(f"extra.{name}", part)
             if isinstance(component, _Module) and component.is_empty:
                 text = "extra.%s: its state_dict() is empty, so nothing of it is kept (torchmetrics: persistent(True))"
