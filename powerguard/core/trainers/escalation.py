@@ -39,7 +39,7 @@ from powerguard.core.model.state import (
     Supply,
     Trainer,
 )
-from powerguard.core.supply import fusion
+from powerguard.core.supply import feeds, fusion
 
 STOP, TERMINATE, CONTINUE = "stop", "terminate", "continue"
 LIMIT_S: Final = 5.0
@@ -286,8 +286,9 @@ def _cap_is_over(turn: Turn) -> bool:
         turn.policy, feed, turn.now_s, stable_s=turn.policy.cap_lift_s
     ):
         return True
-    lost_s = 0.0 if feed.lost_since_s is None else turn.now_s - feed.lost_since_s
-    return isinstance(turn.state.phase, Online) and lost_s >= turn.policy.unknown_hold_s
+    since_s = (feed.lost_since_s, feeds.unreported_since_s(turn.state))
+    unknown_s = max((turn.now_s - at_s for at_s in since_s if at_s is not None), default=0.0)
+    return isinstance(turn.state.phase, Online) and unknown_s >= turn.policy.unknown_hold_s
 
 
 def _lift_cap(turn: Turn, cap: GpuCap) -> None:
