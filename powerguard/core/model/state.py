@@ -426,9 +426,16 @@ class Resume(Obligation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Obligation):
-    """Training is to be started again after a return in place. tries: starts that failed."""
+    """Training is to be started again after a return in place. tries: starts that failed.
+
+    ending: trainers that were to end and were still there when it was ordered. The start of one that runs has no
+    effect, so until until_s it is ordered again while one of them is gone. confirmed: the last order was carried out.
+    """
 
     tries: int
+    ending: tuple[str, ...] = ()
+    until_s: float = 0.0
+    confirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,8 @@ ON_BATTERY: Final = "on_battery"
 """Reason of the orders of an outage, as trainers hear it and report it (`wire.Reason`)."""
 START_TRIES = 3
 START_AGAIN_S = 30.0
+ENDS_S = 180.0
+"""How long a trainer that was to end may take for it, once its training is to run again."""
 CHEAP_STALL = 0.05
 """A checkpoint during training is taken if it delays training for less than this share of the work at risk."""
 _PAUSE_LIMIT_S = 10.0
@@ -553,7 +555,7 @@ def _holds_return(t: Trainer, now_s: float) -> bool:
 
 def resume_all(turn: Turn) -> None:
     """Utility is back, or the operator ordered it: resume every trainer; start one that exited or died."""
-    restart = False
+    restart, ending = False, []
     for trainer in turn.state.trainers:
         if trainer.stood:
             turn.note("trainer_left_paused", "it was paused before the outage", trainer=trainer.name)
@@ -568,8 +570,10 @@ def resume_all(turn: Turn) -> None:
         if trainer.pause_ordered and ended:
             # One that exits may be gone unnoticed; starting a running trainer has no effect.
             restart = True
+            ending += [trainer.name] * trainer.alive
     if restart:
-        _start(turn, Start(outage=turn.outage_id, tries=0))
+        until_s = turn.now_s + ENDS_S if ending else 0.0
+        _start(turn, Start(outage=turn.outage_id, tries=0, ending=tuple(ending), until_s=until_s))
 
 
 def _resume(turn: Turn, trainer: Trainer) -> None:
@@ -581,20 +585,26 @@ def _resume(turn: Turn, trainer: Trainer) -> None:
 def _start(turn: Turn, start: Start) -> None:
     """Order that training is started; it is owed until that is confirmed or has failed too often."""
     turn.order(ResumeTraining, limit_s=_START_LIMIT_S, outage=start.outage)
-    turn.owe(replace(start, at_s=turn.now_s, retry_at_s=turn.now_s + _START_LIMIT_S + TRY_AGAIN_S))
+    again_at_s = turn.now_s + _START_LIMIT_S + TRY_AGAIN_S
+    turn.owe(replace(start, at_s=turn.now_s, retry_at_s=again_at_s, confirmed=False))
 
 
 def handle_start(turn: Turn, outcome: Done | Failed) -> None:
     """Training was to be started again after a return in place; after a return from power-off the gate does it."""
     if isinstance(turn.state.phase, Shutdown | Recovery):
         return
+    start = turn.state.start
     if isinstance(outcome, Done):
         _settle_start(turn)
+        if start is not None and start.ending and not events.is_recorded(outcome):
+            again_s = START_AGAIN_S if _has_ended(turn, start) else 0.0
+            turn.owe(replace(start, confirmed=True, retry_at_s=turn.now_s + again_s))
         return
-    tries = 1 if turn.state.start is None else turn.state.start.tries + 1
+    outage = outcome.action.outage if isinstance(outcome.action, ResumeTraining) else ""
+    start = start or Start(outage=outage, tries=0)
+    tries = start.tries + 1
     if tries < START_TRIES:
-        outage = outcome.action.outage if isinstance(outcome.action, ResumeTraining) else ""
-        turn.owe(Start(outage=outage, at_s=turn.now_s, retry_at_s=turn.now_s + START_AGAIN_S, tries=tries))
+        turn.owe(replace(start, at_s=turn.now_s, retry_at_s=turn.now_s + START_AGAIN_S, tries=tries))
     else:
         _settle_start(turn)
         because = "training could not be started"
@@ -611,8 +621,20 @@ def start_again(turn: Turn) -> None:
     phase, start = turn.state.phase, turn.state.start
     if not isinstance(phase, Online) and not (isinstance(phase, OnBattery) and phase.outage.aborted_by):
         return
-    if start is not None and turn.now_s >= start.retry_at_s and not turn.state.feed.suspect:
+    if start is None or turn.state.feed.suspect:
+        return
+    if start.confirmed and turn.now_s >= start.until_s:
+        turn.settle(start)
+        if _has_ended(turn, start):  # the last order, or the first one if an outage came between
+            _start(turn, replace(start, ending=()))
+    elif turn.now_s >= start.retry_at_s and (not start.confirmed or _has_ended(turn, start)):
         _start(turn, start)
+
+
+def _has_ended(turn: Turn, start: Start) -> bool:
+    """Say whether a trainer is gone now that was still there when its training was to be started again."""
+    alive = {trainer.name for trainer in turn.state.trainers if trainer.alive}
+    return any(name not in alive for name in start.ending)
 
 
 def handle_resumed(turn: Turn, outcome: Done | Failed) -> None:
@@ -721,8 +743,10 @@ def restart_jobs(turn: Turn) -> None:
         ended = [each for each in waiting if not each.started and each.trainer not in alive]
         for each in ended:
             turn.owe(replace(each, started=True))
-        if ended and turn.state.start is None:  # else it is started already, at the end of an outage of this host
-            turn.owe(Start(at_s=turn.now_s, retry_at_s=turn.now_s, tries=0))
+        start = turn.state.start
+        if ended and (start is None or start.confirmed):  # else it is started already, at the end of an outage here
+            start = start or Start(tries=0)
+            turn.owe(replace(start, at_s=turn.now_s, retry_at_s=turn.now_s, tries=0, confirmed=False))
     late = [each for each in waiting if turn.now_s - each.at_s >= turn.policy.job_wait_s]
     why = "; ".join(f"{each.trainer}: {each.because}, and training has not run since" for each in late)
     turn.set_alarm(JOB_INCOMPLETE, why or "training runs again", holds=bool(late), level=Level.ERROR)
