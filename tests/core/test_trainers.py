@@ -16,7 +16,7 @@ from powerguard.core.model.actions import (
     TriggerCheckpoint,
 )
 from powerguard.core.model.events import CheckpointProgress, Done, Failed, TrainerSeen
-from powerguard.core.model.policy import Learned
+from powerguard.core.model.policy import Learned, Mode
 from powerguard.core.model.state import (
     Activity,
     Battery,
@@ -36,7 +36,7 @@ from powerguard.core.model.state import (
     Trainer,
 )
 from powerguard.core.trainers import lifecycle
-from tests.core.play import make_policy, play
+from tests.core.play import Player, make_policy, play
 
 POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:20:x", "trainer=b:continue:10:y"])
 OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
@@ -777,6 +777,34 @@ def test_without_history_another_pause_stands(paused: str) -> None:
         "67..90 utility load=40 charge=70 runtime=200",
     )
     assert result.ordered(ResumeTrainer) == []
+
+
+def test_a_pause_that_dry_run_left_standing_ends_in_the_next_mode() -> None:
+    """The daemon is restarted in dry-run while it holds training, and as it was when utility is back."""
+    player = Player()
+    for line in (*PERSON, "10..40 battery load=75 charge=100-0.7 runtime=360-3"):
+        player.line(line)
+    for mode, lines in (
+        (
+            Mode.DRY_RUN,
+            (
+                "41 restart",
+                "42..60 utility load=40 charge=70 runtime=200",
+                "61 trainer llm paused=true step=7 paused_for=on_battery",
+                "66 trainer llm paused=true step=7 paused_for=on_battery",
+            ),
+        ),
+        (
+            Mode.ARMED,
+            ("67 restart", "68 utility load=40 charge=70", "71 trainer llm paused=true step=7 paused_for=on_battery"),
+        ),
+    ):
+        player.policy = replace(player.policy, mode=mode)
+        for line in lines:
+            player.line(line)
+    assert player.result is not None
+    assert "pause_forgotten" in [note.event for note in player.result.notes], "no person has paused it"
+    assert [each.trainer for each in player.result.ordered(ResumeTrainer)][-1:] == ["llm"]
 
 
 def test_a_disk_that_the_settings_no_longer_name_is_forgotten() -> None:

@@ -175,12 +175,10 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
         escalation.forget(turn, seen.trainer)
     _handle_job(turn, known, seen)
     is_persons = _is_unexplained_pause(turn, known, seen)
-    if is_persons and seen.paused_for == ON_BATTERY and turn.policy.mode is not Mode.DRY_RUN:
-        # Only a daemon asks with this reason: the journal that knew of it is lost, and no person would resume it.
-        owe_resume(turn, seen.trainer, turn.now_s)
-        because = "powerguard has paused it for an outage that it no longer knows of, and utility is back"
-        turn.note("pause_forgotten", because, Level.WARNING, trainer=seen.trainer)
+    if is_persons and seen.paused_for == ON_BATTERY:
+        # Only a daemon asks with this reason: the journal that knew of it is lost, or the resume was only recorded.
         is_persons = False
+        _end_forgotten_pause(turn, seen.trainer)
     activity = Activity.GONE
     if seen.alive:
         activity = Activity.PAUSED if seen.paused else Activity.TRAINING
@@ -213,6 +211,13 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
             held_by=seen.held_by if seen.alive else "",
         ),
     )
+
+
+def _end_forgotten_pause(turn: Turn, name: str) -> None:
+    if turn.policy.mode is not Mode.DRY_RUN:
+        owe_resume(turn, name, turn.now_s)
+        because = "powerguard has paused it for an outage that it no longer knows of, and utility is back"
+        turn.note("pause_forgotten", because, Level.WARNING, trainer=name)
 
 
 def _is_unexplained_pause(turn: Turn, known: Trainer, seen: TrainerSeen) -> bool:
