@@ -117,6 +117,8 @@ def _is_over(turn: Turn, node: NodeMarked) -> bool:
     not begin the wait again.
     """
     phase, feed = turn.state.phase, turn.state.feed
+    if feed.suspect:
+        return False  # One reading of battery causes a poll and nothing else.
     if isinstance(phase, Recovery):
         return phase.tries > 0
     if node.returning and feed.supply is Supply.UTILITY:
