@@ -52,7 +52,8 @@ def reconcile(turn: Turn) -> None:
             turn.order(SignalJobs, limit_s=LIMIT_S, outage=node.outage)
             turn.owe(replace(node, signalled=True))
     elif node is not None and node.order is None and turn.now_s >= node.retry_at_s and _is_over(turn, node):
-        order = turn.order(ReturnNode, limit_s=LIMIT_S, outage=node.outage, jobs=node.jobs, rebooted=node.rebooted)
+        outage = "" if node.older else node.outage
+        order = turn.order(ReturnNode, limit_s=LIMIT_S, outage=outage, jobs=node.jobs, rebooted=node.rebooted)
         # From here on the node may be in service, whatever the answer: a further outage marks and leaves it again.
         turn.owe(replace(node, order=order, returning=True, drained=False, left=False, at_s=turn.now_s))
 
@@ -63,7 +64,7 @@ def _of_this(turn: Turn, node: NodeMarked | None) -> NodeMarked:
         return node
     if node is None:
         return NodeMarked(outage=turn.outage_id)
-    return NodeMarked(outage=turn.outage_id, jobs=node.jobs, rebooted=node.rebooted)
+    return NodeMarked(outage=turn.outage_id, jobs=node.jobs, rebooted=node.rebooted, older=True)
 
 
 def _drain(turn: Turn, node: NodeMarked | None) -> NodeMarked | None:
@@ -157,12 +158,13 @@ def handle(turn: Turn, outcome: Outcome) -> None:
         return
     turn.set_alarm(_FAILED, "the scheduler answers again", holds=False)
     if isinstance(action, DrainNode):
-        turn.owe(replace(node, drained=True, running=result.jobs, recorded=recorded))
+        turn.owe(replace(node, drained=True, running=result.jobs, recorded=recorded, older=node.older and recorded))
         _note(turn, "node_drained", outcome, result)
     elif isinstance(action, LeaveNode):
         jobs = _union(node.jobs, result.jobs)
         recorded = recorded and (node.recorded or not node.drained)  # a rehearsal drains the node, and then leaves it
-        turn.owe(replace(node, left=True, leaving=False, jobs=jobs, recorded=recorded))
+        older = node.older and recorded
+        turn.owe(replace(node, left=True, leaving=False, jobs=jobs, recorded=recorded, older=older))
         _note(turn, "node_left", outcome, result)
     elif isinstance(action, ReturnNode):
         turn.settle(node)

@@ -465,6 +465,7 @@ class NodeMarked(Obligation):
     back, and nothing else since. waited_s: from the last return that failed to the next. signalled: jobs got their
     signal, or are being sent it; signal_at_s: not before this, because the order has failed. recorded: in dry-run; the
     node itself has no mark. rebooted: the host has booted since, and the order at the commit had not been answered.
+    older: it may still have the mark of an outage before this one.
     """
 
     recorded: bool = False
@@ -478,6 +479,7 @@ class NodeMarked(Obligation):
     signalled: bool = False
     signal_at_s: float = 0.0
     rebooted: bool = False
+    older: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
