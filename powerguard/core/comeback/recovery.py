@@ -115,12 +115,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         stored = replace(stored, in_flight=())
     elif not isinstance(state.phase, Shutdown):  # A latch keeps the mode of its power-off.
         turn.set_outage(mode=policy.mode)
-    # Signals are not repeated blindly: the next reading shows whether the load still requires them.
-    again = [
-        action
-        for action in rehearsal.after_restart(turn, stored.in_flight)
-        if action.by_s > now_s and not isinstance(action, StopTrainer | TerminateTrainer)
-    ]
+    again = [action for action in rehearsal.after_restart(turn, stored.in_flight) if _is_given_again(turn, action)]
     # Only these orders are answered from now on; a drill has repeated some. The journal may not know the others.
     given = {action.id for action in (*again, *turn.actions)}
     turn.update(
@@ -155,6 +150,18 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         )
     step = turn.step()
     return Step(step.state, (*again, *step.actions), step.notes)
+
+
+def _is_given_again(turn: Turn, action: Action) -> bool:
+    """Say whether an order of before the restart that has no outcome is given again.
+
+    Signals are not repeated blindly: the next reading shows whether the load still requires them. Nor is what would
+    pause training that was told to go on meanwhile.
+    """
+    goes_on = isinstance(turn.state.phase, Online | OnBattery)
+    if isinstance(action, StopTrainer | TerminateTrainer) or (goes_on and lifecycle.would_pause(action)):
+        return False
+    return action.by_s > turn.now_s
 
 
 def _is_only_recorded(policy: Policy, phase: Phase) -> bool:

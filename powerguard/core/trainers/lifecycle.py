@@ -9,6 +9,7 @@ from powerguard.core.energy import account, budget, needs, own
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
+    Action,
     Conduct,
     LeaveJob,
     Level,
@@ -389,6 +390,13 @@ def _comes_now(turn: Turn, trainer: Trainer, now: Budget) -> bool:
 
 def _rank(trainer: Trainer) -> tuple[int, float, str]:
     return -trainer.priority, trainer.checkpoint_s, trainer.name
+
+
+def would_pause(action: Action) -> bool:
+    """Say whether training stands still, or ends, for an order."""
+    return isinstance(action, PauseTrainer) or (
+        isinstance(action, TriggerCheckpoint) and action.after is not Conduct.CONTINUE
+    )
 
 
 def _wait(turn: Turn, trainer: Trainer) -> None:
