@@ -182,9 +182,10 @@ def _handle_outcome(turn: Turn, outcome: Done | Failed) -> None:
 
 
 def _handle_stranger(turn: Turn, action: Action) -> None:
-    """Enter a late outcome, on utility: no trainer may stay paused because of it."""
+    """Enter a late outcome, while training goes on: no trainer may stay paused because of it."""
     drill = turn.state.drill
-    if not isinstance(turn.state.phase, Online) or (drill is not None and not isinstance(drill.part, Undoing)):
+    goes_on = isinstance(turn.state.phase, Online | OnBattery)
+    if not goes_on or (drill is not None and not isinstance(drill.part, Undoing)):
         return
     if isinstance(action, PauseTrainer) or (
         isinstance(action, TriggerCheckpoint) and action.reason == "drill" and action.after is not Conduct.CONTINUE
