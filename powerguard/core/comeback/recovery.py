@@ -156,7 +156,7 @@ def _is_given_again(turn: Turn, action: Action) -> bool:
     """Say whether an order of before the restart that has no outcome is given again.
 
     Signals are not repeated blindly: the next reading shows whether the load still requires them. Nor is what would
-    pause training that was told to go on meanwhile.
+    pause training that was ordered to go on meanwhile.
     """
     goes_on = isinstance(turn.state.phase, Online | OnBattery)
     if isinstance(action, StopTrainer | TerminateTrainer) or (goes_on and lifecycle.would_pause(action)):

@@ -641,8 +641,8 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.daemon.journal.journal",
         swaps=(
             (
-                "            async with asyncio.timeout(self._limits.append_s):\n                return await waiter",
-                "            async with asyncio.timeout(None):\n                return await waiter",
+                "await asyncio.wait((waiter,), timeout=self._limits.append_s)",
+                "await asyncio.wait((waiter,), timeout=None)",
             ),
         ),
         level="loop",
@@ -926,8 +926,8 @@ PLANTS: tuple[Plant, ...] = (
         swaps=(
             ("isinstance(phase, OnBattery | Emergency) or (", "isinstance(phase, OnBattery) or ("),
             (
-                "turn.state.feed\n    if isinstance(phase, Recovery)",
-                "turn.state.feed\n    return True\n    if isinstance(phase, Recovery)",
+                "turn.state.feed\n    if feed.suspect",
+                "turn.state.feed\n    return True\n    if feed.suspect",
             ),
         ),
         level="job",
