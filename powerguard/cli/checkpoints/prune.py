@@ -26,7 +26,7 @@ from powerguard.cli.checkpoints.found import (
 )
 from powerguard.cli.render import Bar, agreed, amount, clean, duration, table
 from powerguard.cli.shared import fail
-from powerguard.trainer.seal.manifest import SEAL
+from powerguard.trainer.seal.manifest import SEAL, series_of
 from powerguard.trainer.store.disk import Disk, FolderLock
 from powerguard.trainer.store.folders import remove
 from powerguard.trainer.store.manifest import MANIFEST, StoreError
@@ -82,9 +82,10 @@ def _message(error: Exception) -> str:
 
 def _choices(place: str, args: argparse.Namespace, bar: Bar) -> Iterator[Choice]:
     """Choose for each group of checkpoints that can stand in for one another."""
-    groups: dict[tuple[str, bool], list[Entry]] = {}
+    groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries_at(place, **access_of(args)):
-        groups.setdefault((entry.path.rpartition("/")[0], entry.kind == "native"), []).append(entry)
+        root, _, name = entry.path.rpartition("/")
+        groups.setdefault((root, "" if entry.kind == "native" else series_of(name)), []).append(entry)
     if not groups:
         msg = f"{place}: no checkpoint there"
         raise RefusedError(msg)
@@ -97,8 +98,8 @@ def chosen(
 ) -> Choice:
     """Choose the checkpoints of one root to keep and to remove. Raises RefusedError when none verifies."""
     whole = sorted((e for e in entries if e.is_whole), key=by_commit, reverse=True)
-    if any(e.step is not None for e in whole):  # one without is no checkpoint to go on from: a part that was restored
-        whole = [e for e in whole if e.step is not None]
+    # One without a step stands in for no other: a part that was restored, or a model that is done.
+    whole = [e for e in whole if e.step is not None]
     kept: list[Entry] = []
     old: list[Entry] = []
     for entry in whole:

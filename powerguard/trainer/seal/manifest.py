@@ -177,3 +177,8 @@ def step_in(name: str) -> int | None:
     """
     found = _STEP.findall(name.lower()) or ["".join(each) for each in _COUNT.findall(name.lower())]
     return int(found[-1]) if found else None
+
+
+def series_of(name: str) -> str:
+    """Return a folder's name without its step and counts: what is left is the same for one training's checkpoints."""
+    return _COUNT.sub("#", _STEP.sub("#", name.lower()))

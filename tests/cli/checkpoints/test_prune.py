@@ -123,6 +123,16 @@ def test_sealed_folders_are_pruned_and_others_left_alone(tmp_path: Path) -> None
     assert steps(tmp_path) == [4, 2]
 
 
+def test_different_models_in_one_folder_do_not_stand_in_for_one_another(tmp_path: Path) -> None:
+    names = ["llama", "mistral", "qwen", "qwen2-step-500", "qwen3-epoch=1-step=600", "qwen3-epoch=2-step=700"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.bin").write_bytes(b"m")
+        seal(tmp_path / name)
+    assert prune(tmp_path, "--keep", "1", "--yes") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(set(names) - {"qwen3-epoch=1-step=600"})
+
+
 def test_a_part_that_was_restored_is_no_checkpoint_that_stays_for_another(tmp_path: Path) -> None:
     """It is sealed last, has a step in its name, and no optimizer. Nor does the time of a seal make a step newer."""
     for step in (8, 9):
