@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -80,7 +81,6 @@ def _answer(args: argparse.Namespace, path: str) -> tuple[int, bytes]:
 
 def post(args: argparse.Namespace, verb: str, body: dict[str, object], limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Ask for a change. Raises DownError, RefusedError: also if this user may not ask, whether or not it is down."""
-    body = {key: value[:MAX_TEXT] if isinstance(value, str) else value for key, value in body.items()}
     try:
         return _object(_ask_daemon(args, "POST", f"/api/v1/{verb}", body, limit_s), verb)
     except DownError as error:
@@ -89,10 +89,22 @@ def post(args: argparse.Namespace, verb: str, body: dict[str, object], limit_s: 
         raise
 
 
+def encoded(body: Mapping[str, object]) -> bytes:
+    """Return the JSON of a request, with each text cut to the length that the daemon keeps.
+
+    As UTF-8: escaped, a letter that is not ASCII would have up to 12 bytes, and the daemon reads 4096 in all.
+    """
+    cut = {key: value[:MAX_TEXT] if isinstance(value, str) else value for key, value in body.items()}
+    return json.dumps(cut, ensure_ascii=False).encode("utf-8", "replace")
+
+
 def _ask_daemon(
     args: argparse.Namespace, method: str, target: str, body: dict[str, object] | None = None, limit_s: float = LIMIT_S
 ) -> tuple[int, bytes]:
-    """Ask at the default socket first: to read the settings takes longer, and they seldom name another one."""
+    """Ask at the socket that is named, else at the default one, and if no daemon listens there, where the settings say.
+
+    In this order, because to read the settings takes longer, and they seldom name another socket.
+    """
     try:
         return _ask_unix(args.socket or SOCKET, method, target, body, limit_s)
     except DownError as down:
@@ -192,8 +204,7 @@ def _exchange(
 ) -> tuple[int, bytes]:
     """Send one request and read to the end, all of it within limit_s. Raises OSError, TimeoutError among them."""
     end = time.perf_counter() + limit_s
-    # As UTF-8: escaped, a letter that is not ASCII would have up to 12 bytes, and the daemon reads 4096 in all.
-    data = b"" if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    data = b"" if body is None else encoded(body)
     sock.settimeout(limit_s)
     sock.connect(where)
     head = f"{line} HTTP/1.0\r\nHost: {host}\r\nContent-Length: {len(data)}\r\n\r\n"

@@ -6,13 +6,12 @@ for later: after the next boot it would be wrong.
 
 import argparse
 import contextlib
-import json
 import os
 import socket
 import sys
 from typing import Final, NoReturn
 
-from powerguard.cli.client import MAX_TEXT, DownError, RefusedError, add_options, post
+from powerguard.cli.client import DownError, RefusedError, add_options, encoded, post
 from powerguard.cli.render import clean, say
 from powerguard.cli.shared import SOCKET
 
@@ -71,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _hint(admin: str, name: str, ups: str) -> bool:
     """Send a hint to the hint socket, without waiting; return whether a socket accepted it."""
     folder, slash, _ = admin.rpartition("/")
-    texts = {"name": name[:MAX_TEXT], "ups": ups[:MAX_TEXT]}
-    body = json.dumps(texts, ensure_ascii=False).encode("utf-8", "replace")
+    body = encoded({"name": name, "ups": ups})
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         sock.sendto(body, f"{folder}{slash}{HINT_NAME}")

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import resource
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,6 +27,7 @@ from powerguard.options import Secret
 from powerguard.settings.load import load
 from tests.golden import Golden
 from tests.peers import require
+from tests.peers.machine import file_size_limit
 from tests.peers.ports import free_port
 
 FIXTURES: Final = Path(__file__).parent / "imports"
@@ -65,17 +65,6 @@ def imported(*words: object) -> Ended:
         except SystemExit as left:
             code = int(left.code or 0)
     return Ended(code, out.getvalue(), err.getvalue())
-
-
-@contextlib.contextmanager
-def full_disk() -> Iterator[None]:
-    """No byte goes into a file, as on a full disk: Python ignores SIGXFSZ."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture
@@ -728,7 +717,7 @@ def test_a_model_that_is_known_brings_its_table(tmp_path: Path, lines: str, gold
 def test_it_needs_no_disk(fixture: Copy) -> None:
     """It changes nothing, so a disk that is full or read-only does not matter."""
     where = fixture("nut-debian")
-    with full_disk():
+    with file_size_limit(0):
         ended = imported("nut", where)
     assert ended == imported("nut", where)
     assert ended.code == 0

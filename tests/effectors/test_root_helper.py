@@ -5,12 +5,10 @@ It is all that says what was changed, so it is never half, and never somebody el
 
 import json
 import os
-import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from powerguard.clock import boot_id, boottime_s
 from powerguard.effectors.gpu import helper as gpu
 from powerguard.effectors.root_helper import BootFolder, KeptError, RefusedError, parse_object, read_line
 from powerguard.effectors.signals import helper as signals
+from tests.peers.machine import file_size_limit
 
 WORDS = {"helper": "powerguard-x", "file": "kept.json", "by_hand": "mend it by hand"}
 
@@ -27,17 +26,6 @@ WORDS = {"helper": "powerguard-x", "file": "kept.json", "by_hand": "mend it by h
 @pytest.fixture
 def folder(tmp_path: Path) -> BootFolder:
     return BootFolder(tmp_path, **WORDS)
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Let files grow to 100 bytes: a write takes that much, and only the next one fails, as where a disk is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 SERVES = """import sys
@@ -80,7 +68,8 @@ def test_what_was_kept_comes_back(folder: BootFolder) -> None:
 def test_a_disk_that_fills_up_leaves_what_was_kept_before(folder: BootFolder) -> None:
     """Half a file in its place, and nobody would ever be let go on: not by a word, not by the watch."""
     folder.keep({})
-    with full_disk(), pytest.raises(KeptError, match=r"kept\.json: cannot write: File too large .*make room"):
+    # The first write takes so much, and only the next one fails, as where a disk is full.
+    with file_size_limit(100), pytest.raises(KeptError, match=r"kept\.json: cannot write: File too large .*make room"):
         folder.keep({"what": "x" * 200})
     assert folder.load() == {"schema_version": 1, "boot_id": boot_id()}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -32,6 +33,17 @@ def queued_s() -> float:
 def unhindered_s() -> float:
     """Return a clock that stands while this thread waits for a busy processor."""
     return time.monotonic() - queued_s()
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """A disk with room for so much; as with a full one, write() fails (EFBIG)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @asynccontextmanager

@@ -3,7 +3,8 @@
 import os
 import zlib
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -25,6 +26,23 @@ def manifest(step: int, shards: Sequence[Shard], *, hosts: int = 1, job: str = "
         hosts=hosts,
         shards=tuple(shard.packed() for shard in shards),
     )
+
+
+@contextmanager
+def forked_worker() -> Iterator[None]:
+    """A child of fork, as a data loader's worker is: it has all that this process has, until the end."""
+    held, let_go = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.close(let_go)
+        os.read(held, 1)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(let_go)
+        os.close(held)
+        os.waitpid(worker, 0)
 
 
 def save(

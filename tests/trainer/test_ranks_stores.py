@@ -20,6 +20,7 @@ from powerguard.trainer.ranks import Memory, MemoryRanks, Ranks, RanksError, Soc
 from powerguard.trainer.ranks.agreement import Agreement
 from powerguard.trainer.ranks.base import MAX_VALUE_BYTES, meet
 from powerguard.trainer.ranks.socket_store import Frames, framed, packed, unpacked
+from tests.trainer.checkpoints import forked_worker
 from tests.trainer.ranks_job import QUICK, Job
 
 Make = Callable[[int], list[Ranks]]
@@ -169,27 +170,19 @@ def test_a_store_without_a_free_descriptor_costs_no_processor(tmp_path: Path) ->
 def test_a_forked_worker_holds_no_connection_of_a_rank(tmp_path: Path) -> None:
     """A data loader's worker outlives its killed rank: the others see at once that the store has gone."""
     one, two = together(lambda rank: SocketRanks(tmp_path / "s", rank, 2, join_s=60.0), 2)
-    heard, ended = os.pipe()
-    worker = os.fork()
-    if worker == 0:
-        os.close(ended)
-        os.read(heard, 1)
-        os._exit(0)
     try:
-        one._server.close()  # type: ignore[attr-defined] # as if rank 0 had been killed
-        with pytest.raises(RanksError, match=r"has hung up|Broken pipe|reset"):
-            two.check("key")
-        said = ""
-        until_s = time.monotonic() + 60.0
-        while "refused" not in said:  # the thread that accepts takes a moment to leave the socket
-            assert time.monotonic() < until_s, said
-            with pytest.raises(RanksError) as caught:
+        with forked_worker():
+            one._server.close()  # type: ignore[attr-defined] # as if rank 0 had been killed
+            with pytest.raises(RanksError, match=r"has hung up|Broken pipe|reset"):
                 two.check("key")
-            said = str(caught.value)
+            said = ""
+            until_s = time.monotonic() + 60.0
+            while "refused" not in said:  # the thread that accepts takes a moment to leave the socket
+                assert time.monotonic() < until_s, said
+                with pytest.raises(RanksError) as caught:
+                    two.check("key")
+                said = str(caught.value)
     finally:
-        os.close(ended)
-        os.close(heard)
-        os.waitpid(worker, 0)
         one.farewell_s = 0.0
         one.close()
         two.close()

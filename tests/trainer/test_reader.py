@@ -1,5 +1,6 @@
 """What is read is verified to the last byte, wherever the damage is, and a folder cannot lead the reader astray."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -14,7 +15,7 @@ from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import MANIFEST
 from powerguard.trainer.store.shards import CancelledError, CorruptError, Snapshot, held, read_shard
 from powerguard.trainer.store.store import Store, StoreError
-from tests.trainer.checkpoints import read, save
+from tests.trainer.checkpoints import forked_worker, read, save
 
 CHUNK = 4096
 SHARD = "shard-00000"
@@ -213,20 +214,11 @@ def test_held_by_a_process_that_died_is_held_no_more(store: Store, found: Found)
 
 def test_a_worker_that_was_forked_holds_nothing(store: Store, found: Found) -> None:
     """A data loader's worker outlives its trainer, or just what its trainer held when it was forked."""
-    reader, writer = os.pipe()
-    with held(Path(found.path)):
-        pid = os.fork()
-        if pid == 0:
-            os.close(writer)
-            os.read(reader, 1)
-            os._exit(0)
-    os.close(reader)
-    try:
+    with contextlib.ExitStack() as worker:
+        with held(Path(found.path)):
+            worker.enter_context(forked_worker())
         for step in (2, 3):
             save(store, step, [Buffer("a", content(step))])
         assert [each.step for each in store.found()] == [3, 2]
         store.close()
         Store(store.root, job="test").close()
-    finally:
-        os.close(writer)
-        os.waitpid(pid, 0)

@@ -3,7 +3,6 @@
 import array
 import ctypes
 import math
-import os
 import resource
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from powerguard.trainer.store.items import Buffer, Loaded, Parts
 from powerguard.trainer.store.shards import Snapshot, laid_out
+from tests.trainer.checkpoints import forked_worker
 
 
 def loaded(snapshot: Snapshot, items: list[Any]) -> dict[str, Loaded]:
@@ -69,20 +69,10 @@ def test_a_child_of_fork_takes_no_part_of_it() -> None:
     with Snapshot(size_bytes) as snapshot:
         item = Buffer("x", bytearray(size_bytes - 4096))
         snapshot.take([item])
-        held, let_go = os.pipe()
-        worker = os.fork()
-        if worker == 0:
-            os.close(let_go)
-            os.read(held, 1)
-            os._exit(0)
-        try:
+        with forked_worker():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             snapshot.take([item])
             assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < size_bytes / 4096 / 16
-        finally:
-            os.close(let_go)
-            os.close(held)
-            os.waitpid(worker, 0)
 
 
 def test_the_layout_is_known_before_it_is_taken() -> None:

@@ -187,9 +187,8 @@ def _handle_stranger(turn: Turn, action: Action) -> None:
     goes_on = isinstance(turn.state.phase, Online | OnBattery)
     if not goes_on or (drill is not None and not isinstance(drill.part, Undoing)):
         return
-    if isinstance(action, PauseTrainer) or (
-        isinstance(action, TriggerCheckpoint) and action.reason == "drill" and action.after is not Conduct.CONTINUE
-    ):
+    is_of_outage = isinstance(action, TriggerCheckpoint) and action.reason != "drill"
+    if lifecycle.would_pause(action) and not is_of_outage:
         owe_resume(turn, action.trainer)
 
 

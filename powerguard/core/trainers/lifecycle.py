@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeGuard
 
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import account, budget, needs, own
@@ -392,7 +392,7 @@ def _rank(trainer: Trainer) -> tuple[int, float, str]:
     return -trainer.priority, trainer.checkpoint_s, trainer.name
 
 
-def would_pause(action: Action) -> bool:
+def would_pause(action: Action) -> TypeGuard[PauseTrainer | TriggerCheckpoint]:
     """Say whether training stands still, or ends, for an order."""
     return isinstance(action, PauseTrainer) or (
         isinstance(action, TriggerCheckpoint) and action.after is not Conduct.CONTINUE

@@ -120,7 +120,7 @@ _STILL_S: Final = 2.0
 """After this time, a countdown in whole seconds must have moved. A bare stop leaves less than that for looking."""
 _EARLY_S: Final = 5.0
 """A countdown that is shorter than asked by more than this is too soon for the host: the card has shortened the delay.
-One that is shorter than was read back is of a delay that was still shown as it was before."""
+If it is only shorter than the delay that was read back, the UPS still showed the delay from before."""
 _LAG_S: Final = 10.0
 """Largest difference between a countdown and its note for it to count as ours."""
 
@@ -170,13 +170,13 @@ Opening = Callable[[], AbstractAsyncContextManager[Output]]
 
 
 @contextlib.contextmanager
-def _harmless(ups: str, *, certain: bool = True) -> Iterator[None]:
-    """Mark a failure in here as without an order. certain: False if an earlier try may have ordered it."""
+def _harmless(ups: str) -> Iterator[None]:
+    """Mark a failure in here as without an order."""
     try:
         yield
     except (DeviceError, EffectorError) as error:
         msg = f"{ups}: {error}" if isinstance(error, DeviceError) else str(error)
-        raise EffectorError(msg, harmless=certain) from error
+        raise EffectorError(msg, harmless=True) from error
 
 
 class OutputEffector:
@@ -236,9 +236,12 @@ class OutputEffector:
             raise EffectorError(msg, harmless=await self._is_unsent(action)) from error
 
     async def _is_unsent(self, action: Action) -> bool:
-        """Say whether arming has certainly ordered nothing: an order is noted before it goes out."""
-        sent = await self._notes.read(action.ups) if isinstance(action, ArmPowerOn) else None
-        return isinstance(action, ArmPowerOn) and (sent is None or sent.boot != self._boot)
+        """Say whether arming has ordered nothing, by the notes: an order is noted before it goes out."""
+        return isinstance(action, ArmPowerOn) and await self._of_this_boot(action.ups) is None
+
+    async def _of_this_boot(self, ups: str) -> Sent | None:
+        sent = await self._notes.read(ups)
+        return sent if sent is not None and sent.boot == self._boot else None
 
     async def _check(self, output: Output) -> Detail:
         standing_s = await output.standing_s()
@@ -254,11 +257,8 @@ class OutputEffector:
         if output.returns == "stays_off":
             msg = f"{output.where} would stay off if utility returned in its countdown: it gets no order"
             raise EffectorError(msg, harmless=True)
-        sent = await self._notes.read(action.ups)
-        if sent is not None and sent.boot != self._boot:
-            sent = None
-        with _harmless(action.ups, certain=sent is None):
-            standing_s = await output.standing_s()
+        sent = await self._of_this_boot(action.ups)
+        standing_s = await output.standing_s()
         if standing_s is not None:
             return self._standing(output, standing_s, sent if sent and sent.outage == action.outage else None)
         if sent is not None and not output.shows and sent.left_s(came_s) > 0:
@@ -274,7 +274,7 @@ class OutputEffector:
         await self._notes.write(action.ups, sent)
         left_s = await self._send(output, action, prepared_s)
         in_s = self._clock() - came_s + left_s
-        if sent.left_s(self._clock()) - left_s > _EARLY_S:
+        if sent.left_s(self._clock()) - left_s > _EARLY_S:  # else it would not be known as ours by its countdown
             await self._notes.write(action.ups, replace(sent, in_s=self._clock() - sent_s + left_s))
         because = "read back" if output.shows else "accepted; the UPS shows no countdown"
         log.info("output_ordered", ups=action.ups, in_s=round(in_s, 1), returns=output.returns, because=because)

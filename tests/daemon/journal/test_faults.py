@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import random
-import resource
 import shutil
 import sqlite3
 import subprocess
@@ -41,7 +40,7 @@ from powerguard.daemon.journal.sqlite import quick_check
 from powerguard.daemon.journal.store import Batch, Store
 from tests.daemon.journal_writer import Patient, loaded_once
 from tests.daemon.looped import in_virtual_time, now_s
-from tests.peers.machine import watched
+from tests.peers.machine import file_size_limit, watched
 
 LONG_S = 60.0
 QUICK = JournalLimits(append_s=0.1, load_s=0.1, read_s=0.1, retry_s=0.05)
@@ -337,17 +336,6 @@ def test_the_check_for_damage_ends_in_time_on_a_slow_disk() -> None:
 
 
 # --- Full, read-only, not there --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def file_size_limit(size_bytes: int) -> Iterator[None]:
-    """A disk with room for so much; as with a full one, write() fails (EFBIG)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_writes_that_fail_are_kept_and_caught_up(tmp_path: Path, health_log: HealthLog) -> None:

@@ -20,7 +20,8 @@ from structlog.testing import capture_logs
 from powerguard.daemon.journal import Journal, JournalLimits, Loaded, read_all, read_only, sqlite
 from powerguard.daemon.journal.queries import LOST_ALL
 from powerguard.daemon.journal.store import Batch, Store
-from tests.daemon.journal.test_faults import file_size_limit, serials, step
+from tests.daemon.journal.test_faults import serials, step
+from tests.peers.machine import file_size_limit
 
 HEADER = 32
 FRAME = 24
