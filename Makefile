@@ -12,7 +12,7 @@ CHECKED = tests/core tests/settings tests/ups/profiles tests/test_tidy.py tests/
 help:
 	@echo 'make demo       an outage from "battery" to power-off, simulated on real protocols (a minute, no root, no hardware)'
 	@echo 'make check      style, types, directions, and what the core decides: four minutes, for each change'
-	@echo 'make test       that, and every other test that a fresh machine can run in 10 to 15 minutes on two cores'
+	@echo 'make test       that, and every other test that a fresh machine can run in 10 to 20 minutes on two cores'
 	@echo 'make test-long  the slow tests, other random examples, another Python, and the mutation score of the core: hours'
 	@echo 'make test-vm    the tests that boot containers and virtual machines'
 	@echo 'make test-gpu   the tests that need a GPU, with a Python that has PyTorch: 8 minutes'

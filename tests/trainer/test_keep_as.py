@@ -74,6 +74,7 @@ def until_pruned(guard: Guard, root: Path) -> None:
         assert time.perf_counter() < until_s, "it never came true"
         store.prune()
         store.prepare(40_000)
+    assert len(folders(root)) == 2
 
 
 def test_same_one_again_changes_nothing(tmp_path: Path) -> None:
