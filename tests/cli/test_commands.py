@@ -784,7 +784,7 @@ async def test_the_journal_of_the_named_settings_is_read_when_it_is_down(folder:
 
 @pytest.mark.skipif(Path(SOCKET).exists(), reason="a daemon runs here")
 async def test_the_daemon_is_asked_where_the_settings_of_this_host_say(folder: Path) -> None:
-    """Also where nobody named them: an abort that reaches no daemon, although one runs, costs the outage."""
+    """Also without --config: an abort that reaches no daemon, although one runs, costs the outage."""
     daemon, config = scene("holding"), str(settings_in(folder))
     async with served(daemon, folder):
         args = argparse.Namespace(config=config, socket=None, journal=None, verb="abort")

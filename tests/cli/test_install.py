@@ -343,7 +343,7 @@ HOOKED = "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"
 
 @pytest.mark.parametrize("folder", ["nut", "ups"])
 def test_uninstall_leaves_upsmon_a_command_that_shuts_down(image: Path, run: Run, folder: str, golden: Golden) -> None:
-    """A SHUTDOWNCMD whose script is gone shuts nothing down, and nobody would notice before the battery is empty."""
+    """A SHUTDOWNCMD whose script is gone shuts nothing down, which shows only when the battery is empty."""
     conf = image / "etc" / folder / "upsmon.conf"
     conf.parent.mkdir(parents=True)
     conf.write_text(f'SHUTDOWNCMD "/sbin/shutdown -h +0"\nSHUTDOWNCMD \\\n  "{HOOKED}"\n', encoding="ascii")
@@ -495,7 +495,7 @@ def test_what_only_root_can_read_is_named() -> None:
         venv.chmod(0o755)
         assert host.roots_alone([program, package], prefix) == ""
         program.chmod(0o750)
-        named = f"{program}: only root can read it, but the daemon is user powerguard (chmod -R go+rX {prefix})"
+        named = f"{program}: only root can read it, but the daemon runs as user powerguard (chmod -R go+rX {prefix})"
         assert host.roots_alone([program, package], prefix) == named
         os.chown(program, 0, 65534)
         assert host.roots_alone([program, package], prefix) == "", "its group may be the daemon's"

@@ -8,7 +8,7 @@ from tests.core.play import play
 
 @pytest.mark.parametrize("answer", ["29.5 failed drain slurmctld hangs", "29.5 done drain"])
 def test_the_mark_of_an_outage_before_is_taken_off_where_the_next_one_could_not_replace_it(answer: str) -> None:
-    """The helper returns a node only with the mark that it is told, and else leaves it drained for good."""
+    """The helper returns a node only with the mark that the order names, and else leaves it drained for good."""
     result = play(
         "policy table=50:540,75:360,100:240 scheduler=1 trainer=llm:pause:20",
         "auto policy give_back",

@@ -91,7 +91,7 @@ with bind_unix(Path(sys.argv[1]), 0o660, None) as sock:
 
 
 def test_the_admin_socket_of_one_that_does_not_end_makes_way(tmp_path: Path) -> None:
-    """Nobody answers there: `abort` and the hooks would reach no daemon until the next boot."""
+    """No daemon answers there: `abort` and the hooks would reach no daemon until the next boot."""
     path = tmp_path / "powerguard.sock"
     with killed_but_hanging(LISTEN, path), bind_unix(path, 0o660, None) as sock:
         sock.listen()

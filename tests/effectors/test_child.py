@@ -64,7 +64,7 @@ async def test_a_program_that_cannot_be_started_is_an_error(tmp_path: Path, mode
 
 @pytest.mark.parametrize("is_interpreter", [False, True])
 async def test_a_program_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path, *, is_interpreter: bool) -> None:
-    """A lease lets whoever opens the file wait, as a file server without power does."""
+    """A lease holds up each process that opens the file, as a file server without power does."""
     hung, program = tmp_path / "hung", tmp_path / "save"
     shutil.copy("/bin/true", hung)
     program.write_text(f"#!{hung}\n")

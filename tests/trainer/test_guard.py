@@ -116,7 +116,7 @@ def test_after_continue_training_goes_on(loop: Loop) -> None:
 
 
 class Uploads:
-    """What copies checkpoints to slower storage; see `requests.Uploads`. meanwhile: called as it is told to stop."""
+    """What copies checkpoints to slower storage; see `requests.Uploads`. meanwhile: called while it stops."""
 
     def __init__(self) -> None:
         self.is_held = False
@@ -139,7 +139,7 @@ class Uploads:
 
 
 def test_uploads_are_not_stopped_again_by_a_request_that_is_repeated_after_its_end(loop: Loop) -> None:
-    """Nobody would let them go on: the status says that none are held, and no second copy is made any more."""
+    """Nothing would let them go on: the status says that none are held, and no second copy is made any more."""
     uploads = loop.guard.requests.uploads = Uploads()
     loop.trigger("a", After.PAUSE)
     assert uploads.is_held

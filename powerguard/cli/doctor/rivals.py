@@ -89,7 +89,7 @@ def _upsmon(root: Path, active: set[str]) -> list[Finding]:
     command = " ".join(_directive(text, "SHUTDOWNCMD"))
     if _goes_on(command):
         because = f"upsmon's shell runs a part of SHUTDOWNCMD also where powerguard owns the shutdown ({command[:120]})"
-        right = "after powerguard-shutdown, make it one command: /bin/sh -c '...'; restart upsmon"
+        right = "make one command of what follows powerguard-shutdown: /bin/sh -c '...'; then restart upsmon"
         return [Finding("rivals.upsmon", "FAIL", because, right)]
     if not command or "powerguard" in command:
         return []

@@ -122,7 +122,7 @@ def roots_alone(programs: Iterable[Path], prefix: str) -> str:
         status = each.stat()
         needed = stat.S_IXOTH if stat.S_ISDIR(status.st_mode) else stat.S_IROTH
         if status.st_uid == status.st_gid == 0 and not status.st_mode & needed:
-            return f"{each}: only root can read it, but the daemon is user powerguard (chmod -R go+rX {prefix})"
+            return f"{each}: only root can read it, but the daemon runs as user powerguard (chmod -R go+rX {prefix})"
     return ""
 
 

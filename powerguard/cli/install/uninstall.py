@@ -86,7 +86,7 @@ def outage_under_way(args: argparse.Namespace) -> str:
 
 
 def needed_by_upsmon(disk: "Disk") -> str:
-    """Return where NUT would run our script, which is to go, to shut this host down, and the consequence; else ""."""
+    """Return where upsmon's SHUTDOWNCMD runs our script, and what its removal would cause; "" if it does not."""
     from powerguard.cli.imports.draft import ReadError, read
     from powerguard.cli.imports.nut import FOLDERS, nut_words
     from powerguard.cli.install.disk import PlaceError
@@ -98,7 +98,7 @@ def needed_by_upsmon(disk: "Disk") -> str:
             path = disk.place(f"{folder}/upsmon.conf")
             commands = [line for line in nut_words(read(path), str(path)) if line.words[0] == "SHUTDOWNCMD"]
             if commands and hook in " ".join(commands[-1].words):  # the last one counts
-                return f"{commands[-1].where}: SHUTDOWNCMD runs {hook}: without it upsmon cannot shut this host down"
+                return f"{commands[-1].where}: SHUTDOWNCMD runs {hook}, without which upsmon cannot shut this host down"
     return ""
 
 
@@ -111,7 +111,7 @@ def _uninstall(args: argparse.Namespace, disk: "Disk", report: Report) -> str:
 
     if needed := needed_by_upsmon(disk):
         if not args.force:
-            return f"{needed}: restore the command of before and restart upsmon (docs/guides/nut.md), or use --force"
+            return f"{needed}: put the former command back and restart upsmon (docs/guides/nut.md), or use --force"
         report.doubts.append(needed)
     if report.live:
         if asyncio.run(host.is_powering_off(run_child)):

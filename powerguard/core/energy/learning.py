@@ -270,7 +270,8 @@ def _recharged(model: BatteryModel, charge: float, at_s: float) -> float | None:
 def _with_point(model: BatteryModel, load: float, tau_s: float, at_s: float) -> BatteryModel:
     """Keep points 5 % of load apart, renewed when one has changed, or once a day.
 
-    Of two that are nearer, the slope between them would be that of the rounding: minutes, and an old battery's figures.
+    Between two that are nearer, the slope would come from runtimes that are rounded to minutes, or from a battery that
+    has aged since.
     """
     near = [point for point in model.points if abs(point.load - load) < _BIN]
     known = min(near, key=lambda point: abs(point.load - load), default=None)

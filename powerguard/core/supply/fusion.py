@@ -180,8 +180,8 @@ def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
     if reading.output_source in ON_UTILITY:
         return Supply.UTILITY
     if reading.output_source is not OutputSource.BATTERY:
-        # Off or unknown while the host runs: the load has an unseen supply. On battery this has no effect, unless that
-        # was only presumed: its last word was utility.
+        # Off or unknown while the host runs: the load has an unseen supply. On battery this has no effect, unless
+        # battery was only presumed: the UPS itself reported utility last.
         heard_last = None if feed.reading is None else feed.reading.output_source
         was_presumed = feed.proven_by == silence.NETWORK and heard_last in ON_UTILITY
         stays = feed.supply is Supply.BATTERY and (not was_presumed or is_unknown_on_battery(reading))

@@ -869,7 +869,9 @@ class RequestQueue:
         if now and self.uploads is not None:
             self.uploads.hold()
             with self.changed:
-                if self._uploads_lease is None:  # let go meanwhile, or its checkpoint has ended: nobody would later
+                if (
+                    self._uploads_lease is None
+                ):  # It ended meanwhile, or with its checkpoint: nothing later lets them go.
                     self.uploads.release()
 
     def _release_uploads(self) -> None:

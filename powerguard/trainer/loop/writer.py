@@ -496,7 +496,7 @@ class Writer:
             if lies_there is False and requests.last is last:
                 requests.last = None
                 if requests.others is not None:
-                    self._apart(requests.others.rotted, "reporting to the other ranks that it has rotted")
+                    self._apart(requests.others.rotted, "reporting a rotten checkpoint to the other ranks")
 
     def _apart(self, call: Callable[[], _Value], what: str) -> _Value | Exception:
         """Make a call with the lock released."""

@@ -213,9 +213,9 @@ class Agreement:
         self._replica.until(lambda: self._replica.state.leaving is not None and self._standing is not None, _DEPART_S)
 
     def go_back(self) -> None:
-        """Say that training is rolled back: what was committed is not the state that it has after that step again.
+        """Say that what was committed last answers no request any more. Raises RanksError.
 
-        Or that this has rotted, and answers no request any more. Raises RanksError.
+        Training is rolled back, and has another state after that step; or the checkpoint has rotted.
         """
         self._replica.append({"kind": "back"}, lambda state: state.committed_step is None)
 

@@ -114,9 +114,9 @@ class Snapshot:
             self._keep_from_children()
 
     def _keep_from_children(self) -> None:
-        """Leave it out of children of fork (data loaders): each page that they share must be copied before it is used.
+        """Leave it out of children of fork, as data loaders are: a page that they share is copied before it is written.
 
-        A save would be slow, and the old pages theirs for as long as they live: this memory once more.
+        A save would be slow, and the children would keep the old pages, this memory once more, while they live.
         """
         if self._memory is not None:
             with contextlib.suppress(OSError):

@@ -546,7 +546,7 @@ async def test_the_daemon_hears_of_a_rehearsal_that_was_forgotten(helper: Helper
     helper.start(POWERGUARD_OFF_RECORD=str(helper.folder / "record"))
     because = await unanswered(HostOptions(fifo=str(helper.folder / "word")), boot=boot_id())
     assert because.endswith(
-        "did not obey: refused: it only records: remove the drop-in: systemctl cat powerguard-off.service"
+        "did not obey: refused: it only records: remove the drop-in that systemctl cat powerguard-off.service names"
     )
 
 
