@@ -38,7 +38,7 @@ from powerguard.core.model.events import (
     TrainerSeen,
 )
 from powerguard.core.model.policy import Learned, Policy
-from powerguard.core.model.state import OnBattery, Online, State, Step, phase_name
+from powerguard.core.model.state import OnBattery, Online, Shutdown, State, Step, phase_name
 from powerguard.daemon.attempt import AbandonedTasks, attempt, keep_running, rest
 from powerguard.daemon.journal import Entry, Journal
 from powerguard.daemon.journal.records import Loaded, OutageRecord, Recorder
@@ -134,6 +134,8 @@ SNAPSHOT_OUTAGE_S = 5.0
 SOURCE_SILENT_S = 60.0
 """A poller without a report for this long hangs, and the watchdog is not fed. The slowest normal case: the first
 discovery of a card with timeout_s: 5 takes 55 s at most, a broken source waits for 30 s before its next start."""
+LATE_LATCH_S = 60.0
+"""How long after the start of the daemon a power-off that it had ordered before may still be read and repeated."""
 QUEUE_LIMIT = 1000
 STOP_LIMIT_S = 8.0
 QUIET_STOP_S = 2.0
@@ -379,14 +381,24 @@ class Loop:
         )
 
     async def _take_late(self, loaded: Loaded) -> None:
-        """Continue from a state that the disk has given only after the start, if nothing was ordered instead of it."""
+        """Continue from a state that could be read only after the start, if nothing was ordered instead of it.
+
+        A power-off of this boot that is older than LATE_LATCH_S is none: a host that runs is not powered off for it.
+        """
         stored = self._stored(loaded)
         if stored is None or not isinstance(self.state.phase, Online | OnBattery) or self.state.drill is not None:
             return
+        is_latch = isinstance(stored.state.phase, Shutdown) and stored.boot_id == self.boot_id
+        if is_latch and self.clock() - self.started_at_s > LATE_LATCH_S:
+            log.warning("history_not_taken", because="it ends in a power-off of this boot, and the host runs on")
+            return
         self.journal.take(loaded)
         self.figures.load(self.journal.outages)
-        log.info("history_read_late", because="the disk answered after the start")
-        await self._apply(None, restore(self.policy, stored, self.clock()))
+        log.info("history_read_late", because="the journal could be read only after the start")
+        answer = restore(self.policy, stored, self.clock())
+        if self.state.maintenance is not None:  # An operator has begun it meanwhile.
+            answer = replace(answer, state=replace(answer.state, maintenance=self.state.maintenance))
+        await self._apply(None, answer)
 
     async def _serve_parts(self) -> None:
         """Run the sources and watchers of the settings; those of new settings in their place, once they are taken.

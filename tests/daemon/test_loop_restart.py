@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +22,11 @@ from powerguard.core.model.actions import (
     SyncFilesystems,
     TriggerCheckpoint,
 )
+from powerguard.core.model.events import SetMaintenance
 from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.journal import Inline
+from powerguard.daemon.journal import Inline, JournalError, Loaded, OutageRecord
+from powerguard.daemon.journal.store import Store
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe.readiness import readiness
 from tests.daemon.looped import Doer, World, in_virtual_time, now_s, until
@@ -370,3 +372,108 @@ async def test_an_outage_that_has_paused_training_meanwhile_is_not_replaced(tmp_
         assert now.id != before.id
         await until(lambda: not daemon.journal_trouble, 1000.0)
         assert outage_of(daemon).id == now.id
+
+
+@contextlib.contextmanager
+def held_by_another(path: Path) -> Iterator[None]:
+    """Hold a journal as a backup or a `sqlite3` shell can: nothing else can read it meanwhile."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+@in_virtual_time
+async def test_training_starts_after_a_return_although_the_journal_could_not_be_read_at_the_start(
+    tmp_path: Path,
+) -> None:
+    """What the daemon has seen without it must not replace the outage that the file holds."""
+    world = World(tmp_path / "journal.sqlite")
+    before = await powered_off_and_back(world)
+    with contextlib.ExitStack() as other:
+        other.enter_context(held_by_another(world.path))
+        async with world.running() as daemon:
+            await rest(12.0)
+            assert isinstance(daemon.state.phase, Online)
+            assert "another process holds it" in daemon.journal_trouble
+            other.close()
+            await until(lambda: isinstance(daemon.state.phase, Recovery), 10.0)
+            await rest(1.0)
+            assert not daemon.journal_trouble
+            assert [reason.name for reason in readiness(daemon) if reason.name == "history_lost"] == []
+            await until(lambda: isinstance(daemon.state.phase, Online), 6 * 3600.0)
+        assert [type(action) for action in world.host.actions] == [ResumeTraining]
+    assert [(each.id, each.outcome) for each in world.outages()] == [(before.id, "clean_shutdown")]
+
+
+@in_virtual_time
+async def test_a_daemon_that_ends_before_it_could_read_its_journal_leaves_it_as_it_is(tmp_path: Path) -> None:
+    """The next one finds the outage of the boot before."""
+    world = World(tmp_path / "journal.sqlite")
+    before = await powered_off_and_back(world)
+    with contextlib.ExitStack() as other:
+        other.enter_context(held_by_another(world.path))
+        async with world.running():
+            await rest(7.0)
+            other.close()
+    async with world.running(kill=True) as daemon:
+        assert isinstance(daemon.state.phase, Recovery)
+        assert outage_of(daemon).id == before.id
+
+
+@in_virtual_time
+async def test_a_journal_that_stays_unreadable_is_written_all_the_same(tmp_path: Path) -> None:
+    """A page that the disk gives back no more: an outage that begins later must be on disk."""
+    world = World(tmp_path / "journal.sqlite", store=Unreadable(tmp_path / "journal.sqlite"))
+    async with world.running(kill=True) as daemon:
+        await rest(50.0)
+        assert "a bad page" in daemon.journal_trouble
+        await rest(20.0)
+        assert not daemon.journal_trouble
+        world.ups.utility = False
+        await until(lambda: isinstance(daemon.state.phase, OnBattery), 10.0)
+        await rest(1.0)
+        now = outage_of(daemon)
+    world.store = None
+    async with world.running(kill=True) as daemon:
+        assert outage_of(daemon).id == now.id
+
+
+class Unreadable(Store):
+    """A file that can be written, and never read."""
+
+    def load(self) -> tuple[Loaded, tuple[OutageRecord, ...]]:
+        super().load()
+        message = "a bad page"
+        raise JournalError(message)
+
+
+@in_virtual_time
+@pytest.mark.parametrize(("late_s", "repeated"), [(30.0, 1), (90.0, 0)])
+async def test_a_power_off_that_is_read_too_late_is_none(tmp_path: Path, late_s: float, repeated: int) -> None:
+    """The word was given in this boot, and the host has run on for a minute: with utility there is no reason left."""
+    world = World(tmp_path / "journal.sqlite")
+    world.disks.takes_s = 3.0
+    async with world.running(kill=True) as daemon:
+        await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, Shutdown))
+        await rest(0.1)
+    world.ups.utility = True
+    world.writer = LateDisk(late_s)
+    async with world.running(kill=True) as daemon:
+        await rest(late_s + 20.0)
+        assert len(world.host.asked) == repeated
+        assert isinstance(daemon.state.phase, Shutdown if repeated else Online)
+
+
+@in_virtual_time
+async def test_a_maintenance_that_began_meanwhile_is_kept(tmp_path: Path) -> None:
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True):
+        await rest(5.0)
+    world.writer = LateDisk(30.0)
+    async with world.running(kill=True) as daemon:
+        await rest(5.0)
+        daemon.submit(SetMaintenance(at_s=now_s(), until_s=now_s() + 7200.0, reason="fan swap", who="root"))
+        await rest(40.0)
+        assert not daemon.journal_trouble
+        assert daemon.state.maintenance is not None

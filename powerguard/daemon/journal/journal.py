@@ -124,12 +124,14 @@ class JournalLimits:
 
     append_s: an append that takes longer goes on in memory. load_s, read_s: the same for the start and for queries.
     retry_s: how often a journal that failed is tried again. memory_steps: how many steps memory holds.
+    read_tries: how often one that could not be read at the start is read again before it is written to all the same.
     """
 
     append_s: float = 0.5
     load_s: float = 2.0
     read_s: float = 2.0
     retry_s: float = 5.0
+    read_tries: int = 12
     counters_s: float = 30.0
     memory_steps: int = 5000
     prune_every: int = 500
@@ -168,6 +170,8 @@ class Journal:
         self._dropped = self._dropped_unreported = 0
         self._lost = ""
         self._late: Callable[[Loaded], None] | None = None
+        self._read_tries: int | None = None
+        """How often the journal could not be read since the start; None once it was read, or written all the same."""
         self._pending: deque[tuple[int, Record]] = deque()
         self._snapshot: Snapshot | None = None
         self._number = 0
@@ -186,9 +190,10 @@ class Journal:
     # --- What the loop asks ------------------------------------------------------------------------------------------
 
     async def load(self, late: Callable[[Loaded], None] | None = None) -> Loaded:
-        """Open the journal and return its content. After load_s without an answer: empty, and memory.
+        """Open the journal and return its content. After load_s without an answer, or with an error: empty, and memory.
 
-        late: called with the content if the disk answers after that. The next step is the first that is written.
+        late: called with the content if it can be read after that. The next step is the first that is written: a step
+        of a daemon that knows nothing would replace the outage and what was learned.
         """
         self._busy = True
         future = in_thread(self._writer, self._store.load)
@@ -201,10 +206,9 @@ class Journal:
             return self._nothing(self._reason)
         try:
             loaded, _ = future.result()
-        except JournalError as error:
-            return self._nothing(str(error))
         except Exception as error:  # noqa: BLE001 - a bug in the store must not keep the daemon from starting
-            return self._nothing(f"{self.path}: {describe(error)}")
+            self._late = late
+            return self._nothing(self._words(error))
         self.take(loaded)
         return loaded
 
@@ -345,6 +349,14 @@ class Journal:
 
     def _submit(self) -> None:
         self._cancel_timer()
+        if self._read_tries is not None:
+            self._busy = True
+            future = in_thread(self._writer, self._store.load)
+            future.add_done_callback(self._load_ended)
+            return
+        self._write()
+
+    def _write(self) -> None:
         if not self._pending and not self._uncounted:
             return
         last = self._pending[-1][0] if self._pending else self._number
@@ -367,6 +379,7 @@ class Journal:
                 self._uncounted[name] = self._uncounted.get(name, 0.0) + amount
             self._failed(error)
             return
+        self._read_tries = None
         while self._pending and self._pending[0][0] <= last:
             self._pending.popleft()
         self._dropped_unreported -= batch.dropped
@@ -383,9 +396,14 @@ class Journal:
 
     def _load_ended(self, ended: asyncio.Future[tuple[Loaded, tuple[OutageRecord, ...]]]) -> None:
         error = self._ended(ended)
+        if error is not None and self._read_tries is not None and self._read_tries >= self._limits.read_tries:
+            self._write()  # A page that stays unreadable must not keep the next outage off the disk.
+            return
         if error is not None:
+            self._read_tries = (self._read_tries or 0) + 1
             self._failed(error)
             return
+        self._read_tries = None
         loaded, outages = ended.result()
         self._outages = {each.id: each for each in reversed(outages)} | self._outages
         for name, value in loaded.counters.items():
@@ -426,9 +444,11 @@ class Journal:
             log.error("journal_set_aside", because=text)
         return ended.exception()
 
+    def _words(self, error: BaseException) -> str:
+        return str(error) if isinstance(error, JournalError) else f"{self.path}: {describe(error)}"
+
     def _failed(self, error: BaseException) -> None:
-        reason = str(error) if isinstance(error, JournalError) else f"{self.path}: {describe(error)}"
-        self._set_health(durable=False, reason=reason)
+        self._set_health(durable=False, reason=self._words(error))
         for number in list(self._waiters):
             self._answer(number, durable=False)
         self._cancel_timer()  # of counters, which may wait for longer
