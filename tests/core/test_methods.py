@@ -946,28 +946,51 @@ def test_a_power_off_that_was_taken_once_is_under_way_whatever_becomes_of_a_late
             "a countdown runs: the UPS cuts its output",
         ),
         ({"feed": replace(feed(Supply.UTILITY), fsd_at_s=500.0)}, "a countdown runs"),
-        ({"upses": several(Supply.UTILITY, Supply.BATTERY)}, "b is not on utility, or cannot be read"),
-        ({"upses": several(Supply.UTILITY, Supply.UTILITY, presumed=True)}, "a is not on utility"),
-        (
-            {
-                "upses": (
-                    several(Supply.UTILITY, Supply.UTILITY)[0],
-                    Supplied(ups="b", feed=replace(feed(Supply.UTILITY), countdown_at_s=400.0), battery=Battery()),
-                )
-            },
-            "a countdown runs",
-        ),
-        (
-            {"upses": (Supplied(ups="b", feed=feed(Supply.UTILITY, at_s=80.0), battery=Battery()),)},
-            "b is not on utility",
-        ),
     ],
 )
-def test_what_nobody_has_read_may_be_about_to_cut(known: dict[str, Any], because: str) -> None:
+def test_a_ups_that_may_be_about_to_cut_excludes_a_reboot(known: dict[str, Any], because: str) -> None:
     at = turn(shutdown(), **{"feed": feed(Supply.UTILITY), **known})
     assert late(at) == []
     assert [note.event for note in at.notes] == ["reboot_left"]
     assert at.notes[0].because.startswith(because)
+
+
+ONE_SILENT = (*several(Supply.UTILITY), Supplied(ups="b", feed=feed(Supply.UTILITY, at_s=80.0), battery=Battery()))
+COUNTED_DOWN = replace(feed(Supply.UTILITY, ups="b"), countdown_at_s=400.0)
+ONE_COUNTS_DOWN = (*several(Supply.UTILITY), Supplied(ups="b", feed=COUNTED_DOWN, battery=Battery()))
+BOTH_BACK = several(Supply.UTILITY, Supply.UTILITY)
+
+
+@pytest.mark.parametrize(
+    ("upses", "orders", "because"),
+    [
+        (several(Supply.UTILITY, Supply.BATTERY), "", "b is not on utility, or cannot be read"),
+        (ONE_SILENT, "", "b is not on utility, or cannot be read"),
+        (ONE_COUNTS_DOWN, "", "b may drop: a countdown runs: the UPS cuts its output"),
+        (BOTH_BACK, "b", "b may drop: the UPS has the order to switch its output off and on"),
+    ],
+)
+def test_the_upses_that_keep_on_must_feed_the_host_by_themselves(
+    upses: tuple[Supplied, ...], orders: str, because: str
+) -> None:
+    """A host that one UPS can feed is not without AC for the other's sake: powered off, it would stay off."""
+    ordered = [armed(PowerOnMethod.OUTPUT, ups=ups, confirmed=True, returns="cycles") for ups in orders]
+    known = {"feed": feed(Supply.UTILITY), "upses": upses}
+    at = turn(shutdown(), *ordered, policy=replace(TWO, late_reboot=True, minimum_supplies=2), **known)
+    assert late(at) == []
+    assert [(note.event, note.because) for note in at.notes] == [("reboot_left", because)]
+    at = turn(shutdown(), *ordered, policy=replace(TWO, late_reboot=True, minimum_supplies=1), **known)
+    assert late(at) == [(80.0, 102.0)]
+
+
+@pytest.mark.parametrize(
+    ("upses", "orders"), [(several(Supply.UTILITY, Supply.UTILITY, presumed=True), ""), (BOTH_BACK, "ab")]
+)
+def test_no_ups_that_keeps_on_is_no_reboot(upses: tuple[Supplied, ...], orders: str) -> None:
+    ordered = [armed(PowerOnMethod.OUTPUT, ups=ups, confirmed=True, returns="cycles") for ups in orders]
+    at = turn(shutdown(), *ordered, policy=TWO, feed=feed(Supply.UTILITY), upses=upses)
+    assert late(at) == []
+    assert [note.event for note in at.notes] == ["reboot_left"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ longer than for its other preparations, and a method that fails does not affect 
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from powerguard.core.decide.turn import Turn
@@ -28,6 +28,7 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import (
     Armed,
     EmergencyCheckpoint,
+    Feed,
     Holding,
     Obligation,
     OnBattery,
@@ -36,10 +37,11 @@ from powerguard.core.model.state import (
     Recovery,
     Shutdown,
     State,
+    Supplied,
     Supply,
     TemporaryPolicy,
 )
-from powerguard.core.supply import fusion
+from powerguard.core.supply import feeds, fusion
 
 LIMIT_S = 5.0
 ARM_AGAIN_S = 10.0
@@ -501,15 +503,30 @@ def decide_late(turn: Turn, phase: Shutdown, *, stable: bool) -> None:
 
 
 def _against_reboot(turn: Turn, *, stable: bool) -> str:
-    """Say why the host must power off and not reboot, or "". A UPS without a reading may be about to cut the power."""
-    state = turn.state
+    """Say why the host must power off and not reboot, or "". The UPSes that cut nothing must feed it by themselves."""
+    policy, state = turn.policy, turn.state
     if not stable:
         return "utility is not stable, or the UPS cannot be read"
-    for each in state.upses:
-        if each.presumed or not fusion.is_stable(turn.policy, each.feed, turn.now_s, stable_s=0.0):
-            return f"{each.ups} is not on utility, or cannot be read"
-    if any(budget.power_off_at_s(feed) is not None for feed in (state.feed, *(each.feed for each in state.upses))):
+    if not policy.feeds:
+        return _cut_to_come(state.feed, state.armed)
+    against = {each.ups: because for each in state.upses if (because := _against_ups(turn, each))}
+    if feeds.are_fed(policy, state, lambda _, each: each.ups not in against):
+        return ""
+    return "; ".join(f"{ups} {because}" for ups, because in against.items())
+
+
+def _against_ups(turn: Turn, each: Supplied) -> str:
+    """Say why one of several UPSes may not feed the host on, or "". One without a reading may be about to cut."""
+    if each.presumed or not fusion.is_stable(turn.policy, each.feed, turn.now_s, stable_s=0.0):
+        return "is not on utility, or cannot be read"
+    because = _cut_to_come(each.feed, [order for order in turn.state.armed if order.ups == each.ups])
+    return because and f"may drop: {because}"
+
+
+def _cut_to_come(feed: Feed, armed: Iterable[Armed]) -> str:
+    """Say why a UPS may cut its output, or ""."""
+    if budget.power_off_at_s(feed) is not None:
         return "a countdown runs: the UPS cuts its output"
-    if any(each.method is PowerOnMethod.OUTPUT and each.returns != "aborts" for each in state.armed):
+    if any(each.method is PowerOnMethod.OUTPUT and each.returns != "aborts" for each in armed):
         return "the UPS has the order to switch its output off and on"
     return ""

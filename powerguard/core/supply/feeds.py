@@ -195,17 +195,15 @@ def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float
             return True
         return _contradicts(own_policy, each.feed, each.battery, now_s, stop_s)
 
-    return _are_fed(policy, state, carries)
+    return are_fed(policy, state, carries)
 
 
 def has_supplies(policy: Policy, state: State) -> bool:
     """Say whether UPSes that report utility feed as many power supplies as the host needs."""
-    return bool(policy.feeds) and _are_fed(
-        policy, state, lambda _, each: supply_of(state.upses, each) is Supply.UTILITY
-    )
+    return bool(policy.feeds) and are_fed(policy, state, lambda _, each: supply_of(state.upses, each) is Supply.UTILITY)
 
 
-def _are_fed(policy: Policy, state: State, carries: Callable[[Policy, Supplied], bool]) -> bool:
+def are_fed(policy: Policy, state: State, carries: Callable[[Policy, Supplied], bool]) -> bool:
     """Say whether the UPSes for which `carries` holds feed as many power supplies as the host needs."""
     known = ((feed_policy, of(state, feed_policy.policy.ups)) for feed_policy in policy.feeds)
     fed = (

@@ -673,7 +673,7 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.comeback.methods",
         swaps=(
             ('each.method is PowerOnMethod.OUTPUT and each.returns != "aborts" for each', "False for each"),
-            ("budget.power_off_at_s(feed) is not None for feed in (", "False for feed in ("),
+            ("if budget.power_off_at_s(feed) is not None:", "if False:"),
         ),
         site=_RACES,
         within=120,
