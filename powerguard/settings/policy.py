@@ -133,6 +133,7 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
                 max_checkpoint_s=trainer.max_checkpoint_s,
                 disk=trainer.disk,
                 priority=trainer.priority,
+                unseen=trainer.kind == "command",
             )
             for trainer in settings.trainers
         ),

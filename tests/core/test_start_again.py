@@ -89,3 +89,21 @@ def test_the_next_return_counts_from_zero() -> None:
     lifecycle.resume_all(at)
     assert [type(action) for action in at.actions] == [ResumeTraining]
     assert at.state.start == Start(outage="", at_s=100.0, retry_at_s=131.0, tries=0), "owed until it is confirmed"
+
+
+@pytest.mark.parametrize(("unseen", "orders"), [(True, 1), (False, 0)])
+def test_a_trainer_that_may_have_ended_unseen_is_started_once_more(*, unseen: bool, orders: int) -> None:
+    """Of kind `command`, it counts as alive whatever becomes of it: its start may have come before its end."""
+    policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], unseen=unseen),))
+    state = waiting(Start(outage="o", tries=0, ending=("a",), until_s=200.0, confirmed=True))
+    started = 0
+    for at_s in (101.0, 150.0, 199.0, 200.0, 201.0, 300.0):
+        answer = step(policy, state, Tick(at_s=at_s))
+        for action in answer.actions:
+            assert isinstance(action, ResumeTraining)
+            assert at_s == 200.0
+            started += 1
+            answer = step(policy, answer.state, Done(at_s=at_s, action=action, took_s=0.1))
+        state = answer.state
+    assert started == orders
+    assert state.start is None

@@ -84,10 +84,12 @@ def test_trainers_come_with_their_seed_and_their_limit() -> None:
     trainers = [
         {"name": "a", "url": "unix:/a", "size_bytes": 8_500_000_000, "write_bytes_per_s": 425_000_000, "disk": "nvme"},
         {"name": "b", "url": "unix:/b", "after": "continue", "checkpoint_s": 7, "max_checkpoint_s": 90},
+        {"kind": "command", "name": "c", "after": "exit", "command": ["/bin/save"], "checkpoint_dir": "/ck"},
     ]
     assert policy_of(made(trainers=trainers)).trainers == (
         TrainerPolicy(name="a", conduct=Conduct.PAUSE, checkpoint_s=40.0, max_checkpoint_s=600.0, disk="nvme"),
         TrainerPolicy(name="b", conduct=Conduct.CONTINUE, checkpoint_s=7.0, max_checkpoint_s=90.0),
+        TrainerPolicy(name="c", conduct=Conduct.EXIT, unseen=True),
     )
 
 

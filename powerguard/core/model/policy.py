@@ -173,6 +173,7 @@ class TrainerPolicy:
 
     max_checkpoint_s: what a trainer may claim at most; no trainer can force a shutdown by a claim.
     priority: whose checkpoint goes first where there is no time for all; higher is first.
+    unseen: nothing shows whether it runs (kind `command`): it counts as alive.
     """
 
     name: str
@@ -181,6 +182,7 @@ class TrainerPolicy:
     max_checkpoint_s: float = 600.0
     disk: str = ""
     priority: int = 0
+    unseen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -638,7 +638,8 @@ def start_again(turn: Turn) -> None:
         return
     if start.confirmed and turn.now_s >= start.until_s:
         turn.settle(start)
-        if _has_ended(turn, start):  # the last order, or the first one if an outage came between
+        unseen = any(_policy_of(turn.policy, name).unseen for name in start.ending)
+        if unseen or _has_ended(turn, start):  # the last order, or the first one if an outage came between
             _start(turn, replace(start, ending=()))
     elif turn.now_s >= start.retry_at_s and (not start.confirmed or _has_ended(turn, start)):
         _start(turn, start)
