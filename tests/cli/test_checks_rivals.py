@@ -1,12 +1,14 @@
 """What doctor says of those who shut the host down or cut its UPS beside us: files as Debian's packages have them."""
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from powerguard.cli.doctor.rivals import findings
+from powerguard.cli.imports.nut import nut_directive
 from powerguard.effectors.child import Ended
 from tests.golden import Golden
 
@@ -66,7 +68,9 @@ async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
         (f'SHUTDOWNCMD "{HOOK} /sbin/stop-vms; /sbin/shutdown -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
         (f'SHUTDOWNCMD "{HOOK} /sbin/stop-vms && /sbin/shutdown -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
         (f"SHUTDOWNCMD \"logger FSD; {HOOK} sh -c '/sbin/stop-vms; /sbin/shutdown -h +0' 2>&1\"\n", True, NO_RIVAL),
-        ('# SHUTDOWNCMD "x"\nSHUTDOWNCMD "unclosed\n', True, NO_RIVAL),
+        ('# SHUTDOWNCMD "x"\n', True, NO_RIVAL),
+        ('SHUTDOWNCMD "/sbin/shutdown \\\n -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
+        ('SHUTDOWNCMD "/sbin/shutdown -h +0\n', True, [("rivals.upsmon", "FAIL")]),
         (None, True, [("rivals.upsmon", "WARN")]),
     ],
 )
@@ -74,6 +78,23 @@ async def test_upsmon(tmp_path: Path, conf: str | None, expected: list[tuple[str
     if conf is not None:
         put(tmp_path, "etc/nut/upsmon.conf", conf)
     assert await verdicts(tmp_path, "nut-monitor.service", armed=armed) == expected
+
+
+@pytest.mark.parametrize(
+    "old", ["/sbin/shutdown -h +0", r"logger down; sh -c \"sync && poweroff\"", "echo 'it goes' | wall && poweroff"]
+)
+async def test_the_line_that_doctor_advises_makes_it_no_rival(tmp_path: Path, old: str) -> None:
+    """And runs the old command as it is where powerguard does not own the shutdown."""
+    put(tmp_path, "etc/nut/upsmon.conf", f'SHUTDOWNCMD "{old}"\n')
+    spawn = units("nut-monitor.service")
+    (found,) = await findings(armed=True, cuts=False, spawn=spawn, root=tmp_path)  # type: ignore[arg-type]
+    line = found.fix.removeprefix("write ").partition(", or: ")[0]
+    put(tmp_path, "etc/nut/upsmon.conf", f"{line}\n")
+    assert await verdicts(tmp_path, "nut-monitor.service") == NO_RIVAL
+    (new,) = nut_directive(f"{line}\n", "SHUTDOWNCMD")
+    words = shlex.split(new.partition("/powerguard-shutdown")[2])
+    (before,) = nut_directive(f'SHUTDOWNCMD "{old}"\n', "SHUTDOWNCMD")
+    assert words in (["/bin/sh", "-c", before], shlex.split(before))
 
 
 @pytest.mark.parametrize("folder", ["etc/nut", "etc/ups", "usr/local/ups/etc"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from powerguard.cli.doctor.comeback import restart_charge
-from powerguard.cli.imports.nut import FOLDERS
+from powerguard.cli.imports.nut import FOLDERS, asking_first, goes_on, nut_directive
 from powerguard.clock import boottime_s
 from powerguard.core.energy import own
 from powerguard.core.energy.budget import shed_s
@@ -86,25 +86,16 @@ def _upsmon(root: Path, active: set[str]) -> list[Finding]:
         shown = f"/{conf.relative_to(root)}"
         because = f"upsmon runs, but its {shown} cannot be read: not checked whether it shuts this host down"
         return [Finding("rivals.upsmon", "WARN", because, "run doctor as root")]
-    command = " ".join(_directive(text, "SHUTDOWNCMD"))
-    if _goes_on(command):
+    command = " ".join(nut_directive(text, "SHUTDOWNCMD"))
+    if goes_on(command.partition("/powerguard-shutdown")[2]):
         because = f"upsmon's shell runs a part of SHUTDOWNCMD also where powerguard owns the shutdown ({command[:120]})"
         right = "make one command of what follows powerguard-shutdown: /bin/sh -c '...'; then restart upsmon"
         return [Finding("rivals.upsmon", "FAIL", because, right)]
     if not command or "powerguard" in command:
         return []
     because = f"upsmon shuts this host down at low battery, without a checkpoint (SHUTDOWNCMD {command[:80]})"
-    right = "put /usr/lib/powerguard/nut/powerguard-shutdown before it, or: systemctl disable --now nut-monitor"
+    right = f"write {asking_first(command)}, or: systemctl disable --now nut-monitor"
     return [Finding("rivals.upsmon", "FAIL", because, right)]
-
-
-def _goes_on(command: str) -> bool:
-    """Say whether a second command comes after our script, which ends with 0 where powerguard owns the shutdown."""
-    behind = command.partition("/powerguard-shutdown")[2]
-    try:
-        return not {";", "&", "&&", "|"}.isdisjoint(shlex.shlex(behind, posix=True, punctuation_chars=True))
-    except ValueError:
-        return False
 
 
 def _upsmon_conf(root: Path) -> Path:
@@ -166,7 +157,7 @@ def _flag(root: Path, kind: Kind) -> Path | None:
         folder = _directive(_text(root / APCUPSD / "apcupsd.conf") or "", "PWRFAILDIR")
         return root / (folder[0].lstrip("/") if folder else APCUPSD) / "powerfail"
     text = _text(_upsmon_conf(root))
-    name = ["etc/killpower"] if text is None else _directive(text, "POWERDOWNFLAG")
+    name = ("etc/killpower",) if text is None else nut_directive(text, "POWERDOWNFLAG")
     return root / name[0].lstrip("/") if name else None
 
 
@@ -205,7 +196,7 @@ def _text(path: Path) -> str | None:
 
 
 def _directive(text: str, name: str) -> list[str]:
-    """Return the words after the name on its last line; [] if there is none."""
+    """Return the words after the name on its last line in apcupsd.conf; [] if there is none."""
     found: list[str] = []
     for line in text.splitlines():
         try:

@@ -7,6 +7,7 @@ upsd, dummy-ups and snmp-ups.
 """
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -180,6 +181,27 @@ def nut_words(text: str, file: str) -> list[Line]:
     if words:
         lines.append(Line(file, began, tuple(words)))
     return lines
+
+
+def nut_directive(text: str, name: str) -> tuple[str, ...]:
+    """Return the words after the name on its last line in a file of NUT's; () if there is none."""
+    found = [line.words[1:] for line in nut_words(text, "") if line.words[0] == name]
+    return found[-1] if found else ()
+
+
+def goes_on(command: str) -> bool:
+    """Say whether a command for upsmon's shell consists of several."""
+    try:
+        return not {";", "&", "&&", "|", "||"}.isdisjoint(shlex.shlex(command, posix=True, punctuation_chars=True))
+    except ValueError:
+        return False
+
+
+def asking_first(command: str) -> str:
+    """Return the line of upsmon.conf that runs a command only where powerguard does not own the shutdown."""
+    alone = f"/bin/sh -c {shlex.quote(command)}" if goes_on(command) else command
+    escaped = alone.replace("\\", r"\\").replace('"', r"\"")
+    return f'SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown {escaped}"'
 
 
 def nut_sections(lines: list[Line]) -> tuple[Section, dict[str, Section]]:
@@ -559,14 +581,14 @@ def _check_upsmon(nut: Nut, draft: Draft) -> None:
             "no_shutdowncmd",
             nut.place("upsmon.conf"),
             "no SHUTDOWNCMD: upsmon does not shut the host down",
-            'SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"',
+            asking_first("/sbin/shutdown -h +0"),
         )
     elif "powerguard" not in " ".join(nut.directives["SHUTDOWNCMD"][-1].words):
         draft.note(
             "shutdowncmd",
             nut.place("upsmon.conf", "SHUTDOWNCMD"),
-            "SHUTDOWNCMD: put /usr/lib/powerguard/nut/"
-            "powerguard-shutdown before it while both run, so that only one of them shuts the host down",
+            "while both run, only one of them may shut the host down: write "
+            + asking_first(" ".join(nut.directives["SHUTDOWNCMD"][-1].words[1:])),
         )
 
 
