@@ -84,6 +84,14 @@ def check_options(
         raise StoreError(wrong)
 
 
+def checked_wait(seconds: object) -> float:
+    """Return how long the end of training waits. Raises StoreError."""
+    if not (isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")):
+        msg = f"remote_end_s={seconds!r}: must be seconds, 0 or more"
+        raise StoreError(msg)
+    return seconds
+
+
 def checked(ranks: Ranks) -> Ranks:
     """Return what was given as the way to the other ranks. Raises StoreError if it is something else."""
     if not hasattr(ranks, "rank"):
@@ -360,6 +368,7 @@ class Guard:
     socket: where to be asked; AUTO: `/run/powerguard-trainers/JOB.sock` where there is such a folder; None: nowhere.
     port: also on this port of 127.0.0.1 (0: any), for which `token_file` holds the bearer token.
     remote: a slower tier for every checkpoint in remote_every_s seconds: a mounted folder, or "s3://bucket/prefix".
+    remote_end_s: how long a training that is over waits for its newest checkpoint to be copied there; 0: not at all.
     ranks: how this process reaches the other ranks of its job; None: found out (torch.distributed, torchrun, Slurm).
     signals: SIGTERM and SIGUSR1 ask for a checkpoint and the end. restored: what training started from, where something
     else than `restore` loaded it. new_run: begin at step 0 although checkpoints lie there; they are set aside.
@@ -379,6 +388,7 @@ class Guard:
         every_s: float | None = 300.0,
         remote: Remote | Path | str | None = None,
         remote_every_s: float = 1800.0,
+        remote_end_s: float = 300.0,
         keep: int = 2,
         snapshots: int | None = None,
         socket: Path | str | None = AUTO,
@@ -398,6 +408,7 @@ class Guard:
         self._clock = clock
         self._ranks = ranks = detect() if ranks is None else checked(ranks)
         self._remote = None if remote is None else second_tier(remote, job, root)
+        self._remote_end_s = checked_wait(remote_end_s)
         options = StoreOptions(job=job, keep=keep, snapshots=snapshots, disk=disk, must_exist=must_exist)
         self._checkpointer = checkpointer_of(state, root, options, ranks=ranks, remote=remote is not None)
         requests = RequestQueue(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
@@ -409,6 +420,7 @@ class Guard:
         every_s = every_s if every_s is not None and self._checkpointer.beside else NEVER_S
         self._hook = StepHook(requests, self._writer, self._checkpointer, ranks=ranks, every_s=every_s, clock=clock)
         self._endpoint: Endpoint | None = None
+        self._uploads: UploadSchedule | None = None
         self._signals: Signals | None = None
         self._began_at: int | None = -1 if new_run else None
         """The step that training goes on from, -1 for none; None: not known yet."""
@@ -417,20 +429,13 @@ class Guard:
         if restored is not None:
             self._began_at = restored.step
             self._begin_from(restored)
-        self._uploads: UploadSchedule | None = None
         self._together: RankCoordinator | None = None
         try:
             if ranks.size > 1:
                 self._together = self._hook.together = RankCoordinator(self.requests, self._writer, ranks)
             if ranks.local_rank == 0:
                 self._endpoint = endpoint_of(self.requests, socket, port, token_file)
-                if (
-                    self._remote is not None
-                    and isinstance(self._checkpointer, StoreCheckpointer)
-                    and self._checkpointer.leads
-                ):
-                    self._uploads = UploadSchedule(Uploader(self._remote, job=job), every_s=remote_every_s, clock=clock)
-                    self.requests.uploads = self._uploads
+                self._uploads = requests.uploads = self._uploads_of(job, remote_every_s)
         except BaseException:
             self.close(finish=False)
             raise
@@ -439,6 +444,12 @@ class Guard:
         if self._checkpointer.beside or signals:
             self._writer.start()
         look_after(self)
+
+    def _uploads_of(self, job: str, every_s: float) -> UploadSchedule | None:
+        leads = isinstance(self._checkpointer, StoreCheckpointer) and self._checkpointer.leads
+        if self._remote is None or not leads:
+            return None
+        return UploadSchedule(Uploader(self._remote, job=job), every_s=every_s, clock=self._clock)
 
     def listen(self, numbers: Collection[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
         """Listen to signals as with `signals=True`, but from now on: after a framework has set handlers of its own."""
@@ -627,23 +638,28 @@ class Guard:
         finish = finish and not self.requests.departed  # a host has left: what is not durable yet will not be
         if self._together is not None and not finish:
             self._together.close()  # the other ranks need not wait for this one any more
-        with ExitStack() as rest:  # whatever fails or is interrupted here, all of it is closed
-            rest.callback(_guards.discard, self)
-            rest.callback(self._ranks.close)
-            rest.callback(self._checkpointer.close)
-            for each in (self._uploads, self._endpoint):
-                if each is not None:
-                    rest.callback(each.close)
-            if self._signals is not None:
-                rest.callback(self._signals.restore)
-            rest.callback(self.requests.close)
-            if self._together is not None:
-                rest.callback(self._together.close)
-            try:
-                self._writer.close(finish=finish)
-            except BaseException:
-                self._writer.close(finish=False)
-                raise
+        with ExitStack() as last:  # whatever fails or is interrupted here, all of it is closed
+            last.callback(_guards.discard, self)
+            if self._uploads is not None:
+                last.callback(self._uploads.close)
+            with ExitStack() as rest:
+                rest.callback(self._ranks.close)
+                rest.callback(self._checkpointer.close)
+                if self._endpoint is not None:
+                    rest.callback(self._endpoint.close)
+                if self._signals is not None:
+                    rest.callback(self._signals.restore)
+                rest.callback(self.requests.close)
+                if self._together is not None:
+                    rest.callback(self._together.close)
+                try:
+                    self._writer.close(finish=finish)
+                except BaseException:
+                    self._writer.close(finish=False)
+                    raise
+            newest = self.requests.last
+            if finish and self._uploads is not None and newest is not None and self.requests.ending is None:
+                self._uploads.finish(newest, self._remote_end_s)  # with nothing left that could be asked, or signalled
 
     def __enter__(self) -> Self:
         return self

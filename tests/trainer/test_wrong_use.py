@@ -70,6 +70,7 @@ def test_what_cannot_be_kept_is_named() -> None:
         ({"every_s": float("nan")}, r"^every_s=nan: must be"),
         ({"every_s": 0}, r"^every_s=0: must be"),
         ({"remote_every_s": None}, r"^remote_every_s=None: must be"),
+        ({"remote_end_s": -1}, r"^remote_end_s=-1: must be seconds, 0 or more"),
         ({"keep": None}, r"^keep=None: must be how many"),
         ({"keep": 1}, r"^keep=1: keep at least 2"),
         ({"snapshots": 3}, r"^snapshots=3: must be how many states host memory holds, 1 or 2, or None$"),

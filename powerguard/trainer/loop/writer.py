@@ -59,6 +59,21 @@ class UploadSchedule:
         """Go on."""
         self._uploader.release()
 
+    def finish(self, saved: SavedCheckpoint, limit_s: float) -> None:
+        """Copy the newest one, training having ended; wait for limit_s at most."""
+        if period_of(saved, self._every_s) is None:
+            return
+        if limit_s > 0:
+            log.info(
+                "step %d is copied to slower storage, for %g s at most; a signal ends the wait", saved.step, limit_s
+            )
+            is_there = self._uploader.finish(saved, limit_s)
+        else:
+            is_there = self._uploader.status().committed_step == saved.step
+        if not is_there:
+            because = self._uploader.status().error or f"not copied within {limit_s:g} s"
+            log.warning("copy_unfinished step=%d path=%s reason=%s", saved.step, saved.path, because)
+
     def close(self) -> None:
         """Stop for good."""
         self._uploader.close()

@@ -116,6 +116,20 @@ class Uploader:
             self._next = saved
             self._changed.notify_all()
 
+    def finish(self, saved: SavedCheckpoint, limit_s: float) -> bool:
+        """Upload this one and wait for it, for limit_s at most; not while uploads are held, nor after one has failed.
+
+        Returns whether what lies here of it is there.
+        """
+        with self._changed:
+            self._next, self._rest_until_s = saved, 0.0
+            failures = self._status.failures
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._next is None or self._held or self._closed or self._status.failures != failures, limit_s
+            )
+            return self._next is None and not self._status.error
+
     def hold(self) -> bool:
         """Stop now: the child is killed, and the local checkpoint let go. True when that is done (within 0.4 s)."""
         with self._changed:

@@ -1,15 +1,20 @@
 """A whole training with two tiers: saved, copied, its disk lost, and resumed bit for bit from the slower one."""
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from powerguard.trainer import Guard
+import pytest
+
+from powerguard.trainer import Guard, StopTraining
 from powerguard.trainer.loop.endpoint import metrics
 from powerguard.trainer.store.items import Parts
 from powerguard.trainer.tiers import Remote, tier_of
-from powerguard.wire import TriggerRequest
-from tests.trainer.tiers.rig import S3Server, remote_of, state, until
+from powerguard.wire import After, TriggerRequest
+from tests.trainer.tiers.rig import S3Server, hung, remote_of, state, until
 
 
 class Training:
@@ -57,6 +62,60 @@ def test_an_upload_that_fails_shows_at_the_endpoint(tmp_path: Path) -> None:
         assert "is not there (is it mounted?)" in shown.uploads_error
         assert 0 < (shown.uploads_failing_s or 0) < 60
         assert not metrics(guard.requests).endswith(b'upload_failing_seconds{job="llm"} 0.0\n')
+
+
+def ended(root: Path, remote: str, **options: Any) -> Callable[[], list[int]]:  # noqa: ANN401 - as Guard takes them
+    """Train two steps, the second one saved; return what finds the steps that lie in the tier."""
+    training = Training()
+    with Guard(training.parts(), root, job="llm", remote=remote, socket=None, every_s=None, **options) as guard:
+        guard.step(1)
+        training.step(2)
+        guard.save(2)
+    return lambda: [each.step for each in tier_of(Remote(url=remote), "llm").found()]
+
+
+def test_a_training_that_ends_waits_for_the_copy_of_its_last_step(tmp_path: Path) -> None:
+    """A disk that goes with its job, as in a cloud: the last hours of training must not go with it."""
+    (tmp_path / "nas").mkdir()
+    assert ended(tmp_path / "disk", str(tmp_path / "nas"))() == [2]
+
+
+@pytest.mark.parametrize(
+    ("mounted", "limit_s"),
+    [(False, 60.0), (True, 0.5), (False, 0.0)],
+    ids=["no mount", "a hung mount", "not to be waited for"],
+)
+def test_a_copy_that_cannot_be_made_holds_no_training_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, mounted: bool, limit_s: float
+) -> None:
+    """One that fails ends the wait, one that hangs meets its limit; both say where the last step lies."""
+    nas = tmp_path / "nas"
+    with ExitStack() as stack:
+        if mounted:
+            nas.mkdir()
+            stack.enter_context(hung(nas))
+        began_s = time.monotonic()
+        ended(tmp_path / "disk", str(nas), remote_end_s=limit_s)
+        assert time.monotonic() - began_s < 30.0
+    assert "copy_unfinished step=2" in caplog.text
+
+
+def test_a_training_that_ends_for_an_outage_waits_for_no_copy(tmp_path: Path) -> None:
+    """The host is about to go: its daemon waits for the processes, and holds the uploads."""
+    nas = tmp_path / "nas"
+    nas.mkdir()
+    began_s = time.monotonic()
+    with hung(nas), pytest.raises(StopTraining):
+        asked_to_exit(tmp_path / "disk", str(nas))
+    assert time.monotonic() - began_s < 60.0
+
+
+def asked_to_exit(root: Path, remote: str) -> None:
+    parts = Training().parts()
+    with Guard(parts, root, job="llm", conduct="exit", remote=remote, socket=None, every_s=None) as guard:
+        guard.requests.trigger(TriggerRequest(id="e", after=After.EXIT))
+        for number in range(1, 1000):
+            guard.step(number)
 
 
 def resumed(root: Path, remote: Remote) -> Training:
