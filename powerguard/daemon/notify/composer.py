@@ -113,7 +113,10 @@ class _Bucket:
 
 
 class MessageComposer:
-    """Turns what happens into messages. `standing`: what has begun and not ended; `said`: when each was last sent."""
+    """Turns what happens into messages. `standing`: what has begun and not ended; `said`: when each was last sent.
+
+    `muted`: what has begun within an hour of the last message about it, and is sent when that is over.
+    """
 
     def __init__(self, host: str, language: str = "en", wall: Callable[[], float] = time.time) -> None:  # noqa: TID251 - messages are for people
         self.host = host
@@ -121,7 +124,7 @@ class MessageComposer:
         self.standing: dict[str, Message] = {}
         self.said: dict[str, float] = {}
         self._wall = wall
-        self._muted: dict[str, Message] = {}
+        self.muted: dict[str, Message] = {}
         self._buckets = {True: _Bucket(), False: _Bucket()}
         self.left_out: Counter[str] = Counter()
         self._number = 0
@@ -199,7 +202,7 @@ class MessageComposer:
         wall = now.wall
         messages: list[Message] = []
         for name, (level, because) in reasons.items():
-            if f"reason:{name}" not in self.standing and f"reason:{name}" not in self._muted:
+            if f"reason:{name}" not in self.standing and f"reason:{name}" not in self.muted:
                 messages += self._once(
                     self._make(name, f"reason:{name}", "begin", level=level, because=because, at=now)
                 )
@@ -208,12 +211,12 @@ class MessageComposer:
         still |= {f"outage:{open_outage}"} | (
             {f"power_off:{open_outage}"} if isinstance(state.phase, Shutdown) else set()
         )
-        for key, began in [*self.standing.items(), *self._muted.items()]:
+        for key, began in [*self.standing.items(), *self.muted.items()]:
             if not (_is_open(began, state) if key.startswith("pair:") else key in still):
                 messages += self.end(key, "", wall)
-        for key, began in list(self._muted.items()):
+        for key, began in list(self.muted.items()):
             if not self._was_said(key, wall):
-                del self._muted[key]
+                del self.muted[key]
                 messages += self._late(began, wall)
         return [*messages, *self._sum_up(now)]
 
@@ -226,7 +229,7 @@ class MessageComposer:
 
     def end(self, key: str, because: str, wall: float) -> list[Message]:
         """Return the message that a trouble is over, if its beginning was sent."""
-        self._muted.pop(key, None)
+        self.muted.pop(key, None)
         began = self.standing.pop(key, None)
         if began is None:
             return []
@@ -298,7 +301,7 @@ class MessageComposer:
         """Return it, unless the same trouble was sent in the last hour; one that stands is then sent later."""
         if self._was_said(made.key, made.at):
             if made.status == "begin":
-                self._muted[made.key] = made
+                self.muted[made.key] = made
             return []
         if not self._passes(made):
             return []

@@ -194,12 +194,14 @@ class Messenger:
 
     def _take_kept(self, kept: Mapping[str, Any]) -> None:
         """Take what an earlier daemon has kept; values that are none of ours are passed over."""
-        standing, said, records = (
-            each if isinstance(each := kept.get(name), dict) else {} for name in ("standing", "said", "records")
+        standing, muted, said, records = (
+            each if isinstance(each := kept.get(name), dict) else {}
+            for name in ("standing", "muted", "said", "records")
         )
-        for key, plain in standing.items():
-            with contextlib.suppress(ValueError, TypeError):
-                self.composer.standing.setdefault(key, message_of(plain))
+        for found, into in ((standing, self.composer.standing), (muted, self.composer.muted)):
+            for key, plain in found.items():
+                with contextlib.suppress(ValueError, TypeError):
+                    into.setdefault(key, message_of(plain))
         self.composer.said = {key: at for key, at in said.items() if is_moment(at)} | self.composer.said
         for name, plain in records.items():
             with contextlib.suppress(ValueError, TypeError):
@@ -230,6 +232,7 @@ class Messenger:
                 if name in self._arrived:
                     self._arrived[name].set()
         self.queue.keep("standing", {key: each.plain() for key, each in self.composer.standing.items()})
+        self.queue.keep("muted", {key: each.plain() for key, each in self.composer.muted.items()})
         self.queue.keep("said", self.composer.said)
 
     async def _watch(self, daemon: Daemon) -> None:

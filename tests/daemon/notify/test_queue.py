@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +316,20 @@ async def test_messages_go_on_after_a_restart(tmp_path: Path) -> None:
         await made.until(lambda: made.view("own").queued == 0)
     answer = [json.loads(line)["because"] for line in got.read_text(encoding="utf-8").splitlines()]
     assert answer == [*map(str, range(20)), "the last word"]
+
+
+async def test_an_alarm_that_was_held_back_is_sent_although_the_daemon_restarts(tmp_path: Path) -> None:
+    """It began again within the hour. The next daemon of this boot finds it in its state, and notes no beginning."""
+    works = {"kind": "command", "command": ["/bin/true"], "limit_s": 30}
+    clock = Clock()
+    async with post(options(own=works), tmp_path, clock) as made:
+        for event in ("overload_raised", "overload_cleared", "overload_raised"):
+            made.hear(note(event, Level.ERROR))
+        await made.until(lambda: made.view("own").delivered == 2)
+    clock.passed_s += 3600.0
+    async with post(options(own=works), tmp_path, clock) as made:
+        (late,) = made.messenger.composer.watch({}, replace(State(), alarms=("overload",)), "armed")
+        assert (late.key, late.status) == ("alarm:overload", "begin")
 
 
 async def test_names_of_targets_are_all_that_the_file_knows_of_them(tmp_path: Path) -> None:
