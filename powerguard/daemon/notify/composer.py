@@ -182,7 +182,7 @@ class MessageComposer:
         """Return a message of an outage, which every target gets. A power-off is a trouble of its own within it."""
         what = "power_off" if name in ("shutdown", "host_returned") else "outage"
         outage = str(numbers.get("outage") or heard.outage)
-        bad = name in ("shutdown", "dirty") or note.level is Level.ERROR
+        bad = name in ("shutdown", "dirty") or note.level is Level.ERROR or _is_without_training(name, heard.notes)
         level = "error" if bad else "info" if status == "end" else "warning"
         key = f"{what}:{outage}"
         made = self._make(name, key, status, level=level, because=note.because, at=heard, numbers=numbers)
@@ -272,6 +272,8 @@ class MessageComposer:
         kind = name if name in _WORDED else "alarm"
         if name == "shutdown" and at.mode != "armed":
             kind = "shutdown_recorded"
+        elif _is_without_training(name, at.notes):
+            kind = "not_resumed"
         title, text = worded(self.language, kind, values)
         if at.mode in ("dry-run", "rehearse") and name in ("outage_began", "emergency_checkpoint", "shutdown"):
             text = f"{text} {worded(self.language, at.mode, {})[1]}"
@@ -360,6 +362,12 @@ def _was_asked(state: State, name: str) -> bool:
         each.name == name and each.pause_ordered and each.conduct is Conduct.EXIT for each in state.trainers
     )
     return is_ordered or isinstance(state.phase, Shutdown)
+
+
+def _is_without_training(name: str, notes: Iterable[Note]) -> bool:
+    """Return whether an outage ends with the host back, but training that could not be started or is not seen."""
+    lacks = any(each.event in ("resume_failed", "resume_unconfirmed") for each in notes)
+    return name in ("clean_shutdown", "dirty") and lacks
 
 
 def is_wanted(message: Message, alarms: str) -> bool:

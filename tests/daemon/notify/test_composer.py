@@ -70,6 +70,27 @@ def test_an_outage_is_reported_step_by_step() -> None:
     assert result[4].title == "gpu-01: training resumed"
 
 
+@pytest.mark.parametrize(
+    ("event", "because", "shown"),
+    [
+        ("resume_failed", "powerguard gave up: start training by hand", "a person has to start it"),
+        ("resume_unconfirmed", "training was started; llm reported no step for 300 s", "llm reported no step"),
+    ],
+)
+@pytest.mark.parametrize("outcome", ["clean_shutdown", "dirty"])
+def test_an_outage_that_ends_without_training_is_not_reported_as_training_again(
+    event: str, because: str, shown: str, outcome: str
+) -> None:
+    listener = Listener()
+    listener.messages_of(*began())
+    over = note("outage_ended", Level.INFO, because, outage="o1", outcome=outcome, lasted_s=3600.0)
+    *_, result = listener.messages_of(note(event, Level.ERROR, because), over)
+    assert (result.event, result.key, result.status, result.level) == (outcome, "outage:o1", "end", "error")
+    assert result.title == "gpu-01: the host is back, but no training is seen"
+    assert shown in result.text
+    assert "runs again" not in result.text
+
+
 def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
     """One message says that it is over, and that the power-off was only recorded."""
     listener = Listener(mode="rehearse")
