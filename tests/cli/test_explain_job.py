@@ -118,6 +118,49 @@ def test_an_outage_of_its_own_points_to_it_too(tmp_path: Path, run: Run) -> None
     assert "because of another host of its job: powerguard explain job" in " ".join(out.split())
 
 
+async def cut_short(path: Path, *, by_boot: bool) -> None:
+    """Held for 30 s, until the host goes down or the trainer's process ends; a month later held again for 30 s."""
+    world = World(path)
+    async with world.running() as daemon:
+        await rest(60.0)
+        says(daemon)
+        says(daemon, held_by="gpu2")
+        await rest(30.0)
+        if not by_boot:
+            daemon.submit(TrainerSeen(at_s=daemon.clock(), trainer="many", alive=False))
+            await rest(1.0)
+    await rest(3600.0)
+    if by_boot:
+        world.next_boot()
+    async with world.running() as daemon:
+        await rest(60.0)
+        says(daemon)
+        await rest(3600.0)
+        says(daemon, held_by="gpu3")
+        await rest(30.0)
+        says(daemon)
+        await rest(1.0)
+
+
+@pytest.mark.parametrize(
+    ("by_boot", "how", "text"),
+    [(True, "reboot", "the host was back from a reboot at"), (False, "gone", "then its process ended")],
+)
+def test_a_hold_that_ends_with_its_process_is_over(
+    tmp_path: Path, run: Run, by_boot: bool, how: str, text: str
+) -> None:
+    """Neither a trainer that has gone nor a host that was off reports that no other host holds it any more."""
+    path = tmp_path / "journal.sqlite"
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(cut_short(path, by_boot=by_boot))
+    first, then = json.loads(run("explain", "job", "--json", "--journal", path)[1])["holds"]
+    assert (first["held_by"], first["ended_by"]) == (["gpu2"], how)
+    assert first["idle_s"] == (None if by_boot else pytest.approx(30.0, abs=1.0))
+    assert (then["held_by"], then["ended_by"]) == (["gpu3"], "training")
+    assert then["idle_s"] == pytest.approx(30.0, abs=1.0)
+    assert text in run("explain", "job", "--journal", path)[1]
+
+
 def test_a_host_that_was_never_held(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "journal.sqlite"
 

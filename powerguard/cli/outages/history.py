@@ -25,6 +25,7 @@ from powerguard.daemon.journal import (
     Recorded,
     following,
     history,
+    next_boot,
     notes,
     outage,
     pairs,
@@ -407,23 +408,37 @@ JOB: Final = "job"
 """What stands for an outage's id."""
 _BEGINS: Final = ("training_held", "job_ended")
 _ENDS: Final = ("training_released", "job_restarted")
+_GONE: Final = "trainer_gone"
+_THEN: Final = {
+    "training": "it trained again",
+    "gone": "its process ended",
+    "reboot": "the host was back from a reboot",
+}
 
 
 def holds(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Return them, the oldest first; for each trainer one from the first reason to stand until it trains again."""
+    """Return them, the oldest first; for each trainer one from the first reason to stand until it trains again.
+
+    One that does not train again is over with its process, or with the boot: neither leaves a note of its end.
+    """
     found: list[dict[str, Any]] = []
     open_: dict[str, tuple[dict[str, Any], Line]] = {}
-    for line in notes(db, (*_BEGINS, *_ENDS)):
+    for line in notes(db, (*_BEGINS, *_ENDS, _GONE)):
         numbers = pairs(line.payload.get("numbers"))
         trainer = str(numbers.get("trainer"))
         known = open_.get(trainer)
+        if known is not None and line.boot_id != known[1].boot_id:
+            _end_with_boot(db, *known)
+            known = None
         if known is None:
             if line.event not in _BEGINS:
+                open_.pop(trainer, None)
                 continue
             hold: dict[str, Any] = {
                 "trainer": trainer,
                 "began_at": line.wall,
                 "ended_at": None,
+                "ended_by": None,
                 "idle_s": None,
                 "step": numbers.get("step"),
                 "held_by": [],
@@ -436,13 +451,21 @@ def holds(db: sqlite3.Connection) -> list[dict[str, Any]]:
             hold["held_by"] = list(dict.fromkeys((*hold["held_by"], *str(numbers.get("hosts")).split(", "))))
         elif line.event == "job_ended":
             hold["job_ended"] = line.because
-        else:
-            hold["ended_at"] = line.wall
-            # Within one boot its clock counts: a wall clock may be set.
-            idle_s = line.at_s - first.at_s if line.boot_id == first.boot_id else line.wall - first.wall
+        elif line.event in _ENDS or hold["job_ended"] is None:  # a process whose job has ended is to go
+            hold["ended_at"], hold["ended_by"] = line.wall, "gone" if line.event == _GONE else "training"
+            idle_s = line.at_s - first.at_s  # Of one boot, so by its clock: a wall clock may be set.
             hold["idle_s"] = round(idle_s, 3) if idle_s >= 0.0 else None
             del open_[trainer]
+    for hold, first in open_.values():
+        _end_with_boot(db, hold, first)
     return found
+
+
+def _end_with_boot(db: sqlite3.Connection, hold: dict[str, Any], first: Line) -> None:
+    """End one by the next boot, if there was one. How long it stood before that boot is not known."""
+    back = next_boot(db, first)
+    if back is not None:
+        hold["ended_at"], hold["ended_by"] = back.wall, "reboot"
 
 
 def explained_holds(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -465,9 +488,11 @@ def describe_holds(answer: Mapping[str, Any], paint: Paint) -> list[str]:
         if hold["ended_at"] is None:
             lines.append("  it does not train yet")
         elif hold["idle_s"] is None:
-            lines.append(f"  it trained again at {moment(hold['ended_at'])}; the GPUs here were idle until then")
+            lines.append(
+                f"  {_THEN[hold['ended_by']]} at {moment(hold['ended_at'])}; the GPUs here were idle until then"
+            )
         else:
-            lines.append(f"  the GPUs here were idle for {duration(hold['idle_s'])}, then it trained again")
+            lines.append(f"  the GPUs here were idle for {duration(hold['idle_s'])}, then {_THEN[hold['ended_by']]}")
         lines.append("")
     return lines[:-1]
 

@@ -136,6 +136,12 @@ def recent(db: sqlite3.Connection, limit: int) -> tuple[Line, ...]:
     return _lines(reversed(rows))
 
 
+def next_boot(db: sqlite3.Connection, line: Line) -> Line | None:
+    """Return the first line of the boot after a line's; None if there was none."""
+    query = f"SELECT {_COLUMNS} FROM entries WHERE seq > ? AND boot_id != ? ORDER BY seq LIMIT 1"  # noqa: S608
+    return next(iter(_lines(db.execute(query, (line.seq, line.boot_id)))), None)
+
+
 def notes(db: sqlite3.Connection, events: Iterable[str]) -> tuple[Line, ...]:
     """Return the notes of these names, in an outage or outside of one, the oldest first."""
     names = tuple(events)
