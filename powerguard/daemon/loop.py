@@ -26,6 +26,7 @@ from powerguard.core.energy.needs import fold
 from powerguard.core.model import events
 from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, EnsurePolicy, Level, Note, PollNow, Reboot
 from powerguard.core.model.events import (
+    BatteryReplaced,
     CheckpointProgress,
     Done,
     Event,
@@ -33,6 +34,7 @@ from powerguard.core.model.events import (
     ForeignStop,
     OwnLoad,
     Reading,
+    SetMaintenance,
     SourceFailed,
     Tick,
     TrainerSeen,
@@ -183,6 +185,8 @@ class Loop:
         self._tasks: asyncio.TaskGroup | None = None
         self._stopping = False
         self._changed = asyncio.Event()
+        self._commands: dict[str | None, SetMaintenance | BatteryReplaced] = {}
+        """The newest maintenance (None), and the newest replacement of the battery of each UPS."""
         self._in_flight: dict[str, tuple[asyncio.Task[None], Action]] = {}
         self._settled = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -396,9 +400,10 @@ class Loop:
         self.figures.load(self.journal.outages)
         log.info("history_read_late", because="the journal could be read only after the start")
         answer = restore(self.policy, stored, self.clock())
-        if self.state.maintenance is not None:  # An operator has begun it meanwhile.
-            answer = replace(answer, state=replace(answer.state, maintenance=self.state.maintenance))
         await self._apply(None, answer)
+        for command in self._commands.values():  # Entered by an operator meanwhile: the file has none of it.
+            again = replace(command, at_s=self.clock())
+            await self._apply(again, step(self.policy, self.state, again))
 
     async def _serve_parts(self) -> None:
         """Run the sources and watchers of the settings; those of new settings in their place, once they are taken.
@@ -497,6 +502,8 @@ class Loop:
                 elif isinstance(event, Note):
                     await self._apply(None, Step(self.state, notes=(event,)))
                 else:
+                    if isinstance(event, SetMaintenance | BatteryReplaced):
+                        self._commands[getattr(event, "ups", None)] = event
                     await self._apply(event, step(self.policy, self.state, event))
             self.progressed_at_s = self.clock()
             self._feed_watchdog()

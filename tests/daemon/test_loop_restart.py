@@ -22,7 +22,7 @@ from powerguard.core.model.actions import (
     SyncFilesystems,
     TriggerCheckpoint,
 )
-from powerguard.core.model.events import SetMaintenance
+from powerguard.core.model.events import BatteryReplaced, SetMaintenance
 from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, JournalError, Loaded, OutageRecord
@@ -466,14 +466,40 @@ async def test_a_power_off_that_is_read_too_late_is_none(tmp_path: Path, late_s:
 
 
 @in_virtual_time
-async def test_a_maintenance_that_began_meanwhile_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(0.0, 7200.0), (7200.0, 0.0)])
+async def test_a_maintenance_that_was_entered_meanwhile_counts(tmp_path: Path, before: float, after: float) -> None:
+    """One that was ended, too: the file's would suspend the power-off again."""
     world = World(tmp_path / "journal.sqlite")
-    async with world.running(kill=True):
+
+    def maintenance(for_s: float) -> SetMaintenance:
+        return SetMaintenance(at_s=now_s(), until_s=now_s() + for_s, reason="fan swap", who="root")
+
+    async with world.running(kill=True) as daemon:
         await rest(5.0)
+        daemon.submit(maintenance(before))
+        await rest(1.0)
     world.writer = LateDisk(30.0)
     async with world.running(kill=True) as daemon:
         await rest(5.0)
-        daemon.submit(SetMaintenance(at_s=now_s(), until_s=now_s() + 7200.0, reason="fan swap", who="root"))
+        daemon.submit(maintenance(after))
         await rest(40.0)
         assert not daemon.journal_trouble
-        assert daemon.state.maintenance is not None
+        assert (daemon.state.maintenance is not None) == (after > 0.0)
+
+
+@in_virtual_time
+async def test_a_battery_that_was_replaced_meanwhile_counts(tmp_path: Path) -> None:
+    """What was learned of the old one comes with the file, and does not apply to the new one."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await rest(5.0)
+        daemon.submit(BatteryReplaced(at_s=now_s(), who="root"))
+        await rest(1.0)
+        first_s = daemon.state.battery.model.replaced_at_s
+    world.writer = LateDisk(30.0)
+    async with world.running(kill=True) as daemon:
+        await rest(5.0)
+        daemon.submit(BatteryReplaced(at_s=now_s(), who="root"))
+        await rest(40.0)
+        assert not daemon.journal_trouble
+        assert daemon.state.battery.model.replaced_at_s != first_s
