@@ -137,11 +137,21 @@ def test_numbers_are_in_base_units() -> None:
 @pytest.mark.parametrize("phase", ["on_battery", "recovery"])
 def test_no_deadline_is_forecast_of_what_was_called_off(phase: str) -> None:
     daemon = scene(phase)
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, supply=Supply.BATTERY))
     assert value(daemon, "deadline_timestamp_seconds") is not None
     assert not isinstance(daemon.state.phase, Online)
     outage = replace(daemon.state.phase.outage, aborted_by="root: diesel")
     daemon.state = replace(daemon.state, phase=replace(daemon.state.phase, outage=outage))
     assert value(daemon, "deadline_timestamp_seconds") is None
+
+
+@pytest.mark.parametrize(("supply", "has"), [(Supply.UTILITY, False), (Supply.UNKNOWN, False), (Supply.BATTERY, True)])
+def test_a_host_that_is_back_has_a_deadline_only_on_battery(supply: Supply, *, has: bool) -> None:
+    """With utility and a battery that is still empty, its crash would count as a power-off in order."""
+    daemon = scene("recovery")
+    feed, battery = replace(daemon.state.feed, supply=supply), replace(daemon.state.battery, left=0.05)
+    daemon.state = replace(daemon.state, feed=feed, battery=battery)
+    assert (value(daemon, "deadline_timestamp_seconds") is not None) is has
 
 
 @pytest.mark.parametrize(

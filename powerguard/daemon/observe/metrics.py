@@ -25,7 +25,7 @@ from powerguard.core.energy.budget import Budget
 from powerguard.core.energy.own import looks_shared
 from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading
 from powerguard.core.model.policy import DrillReport, Health, Policy
-from powerguard.core.model.state import Drill, Online, Shutdown, State, Supply, Trainer, phase_name
+from powerguard.core.model.state import Drill, Online, Recovery, Shutdown, State, Supply, Trainer, phase_name
 from powerguard.core.supply.feeds import each_alone
 from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView, TargetView
@@ -379,6 +379,8 @@ def _deadline(view: View) -> Number:
     is_suspended = state.maintenance is not None and not isinstance(state.phase, Shutdown)
     if isinstance(state.phase, Online) or aborted_by(state) or is_suspended:
         return None
+    if isinstance(state.phase, Recovery) and not conditions.may_commit(state):
+        return None  # The forecast is of a failure of utility.
     if not isinstance(state.phase, Shutdown) and conditions.is_spared(view.daemon.policy, state, view.budget):
         return None
     steps = conditions.forecast(view.daemon.policy, state, view.budget)
@@ -545,8 +547,9 @@ _BUDGET: Final = (
     gauge("outage_start_timestamp_seconds", "When the outage began; absent outside an outage.", plain(_outage_start)),
     gauge(
         "deadline_timestamp_seconds",
-        "When the host would be powered off without further changes; absent outside an outage, after an abort, in "
-        "maintenance, while enough other UPSes have utility, and once the power-off has only been recorded.",
+        "When the host would be powered off without further changes; absent outside an outage, on a host that is back "
+        "with utility, after an abort, in maintenance, while enough other UPSes have utility, and once the power-off "
+        "has only been recorded.",
         plain(_deadline),
     ),
     gauge(
