@@ -25,6 +25,7 @@ from powerguard.core.model.state import (
     Activity,
     Feed,
     Maintenance,
+    Shutdown,
     State,
     Supply,
 )
@@ -235,6 +236,21 @@ def test_owns_the_shutdown_only_when_it_can_do_it() -> None:
     assert owns_shutdown(replace(scene("on_battery"), state=maintained))
     lost = replace(dark, feed=replace(dark.feed, lost_since_s=NOW_S - 60.0))
     assert owns_shutdown(replace(scene("on_battery"), state=lost))
+
+
+@pytest.mark.parametrize("phase", ["on_battery", "holding"])
+def test_owns_no_shutdown_that_it_could_not_carry_out(phase: str) -> None:
+    """powerguard-off is gone: if the other daemon stood back, the host would run until the battery is empty."""
+    assert not owns_shutdown(replace(scene(phase), power_off_trouble="powerguard-off.socket is not listening"))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_owns_a_shutdown_that_is_under_way(*, ordered: bool) -> None:
+    """powerguard-off has its order, and the shutdown stops its socket."""
+    daemon = replace(scene("shutdown"), power_off_trouble="powerguard-off.socket is not listening")
+    assert isinstance(daemon.state.phase, Shutdown)
+    daemon.state = replace(daemon.state, phase=replace(daemon.state.phase, ordered=ordered))
+    assert owns_shutdown(daemon) is ordered
 
 
 def test_owns_no_shutdown_of_which_it_knows_nothing() -> None:

@@ -42,7 +42,7 @@ from powerguard.core.model.events import (
     StartDrill,
     StopDrill,
 )
-from powerguard.core.model.state import Online, Recovery, Supply, phase_name
+from powerguard.core.model.state import Online, Recovery, Shutdown, Supply, phase_name
 from powerguard.daemon.journal.journal import WorkerThread, in_thread
 from powerguard.daemon.observe.http import (
     BACKLOG,
@@ -210,15 +210,18 @@ def may_change(peer: Caller, *, own_uid: int, admin_gid: int | None) -> bool:
 
 
 def owns_shutdown(daemon: Daemon) -> bool:
-    """Say whether another UPS daemon may leave the host's shutdown to powerguard: armed, awake, and active.
+    """Say whether another UPS daemon may leave the host's shutdown to powerguard: armed, able to, awake, and active.
 
+    Able to: what powers the host off passed its last check, or has taken the order.
     Active: powerguard holds the host to be on battery, or is past that. If it does not (the other daemon watches
     another UPS, our source was lost on utility, only upsd reports a forced shutdown), the other daemon knows more.
     """
     awake = daemon.clock() - daemon.progressed_at_s <= HUNG_AFTER_S
     state = daemon.state
+    is_taken = isinstance(state.phase, Shutdown) and state.phase.ordered
+    able = daemon.policy.powers_off and (is_taken or not daemon.power_off_trouble)
     at_it = not isinstance(state.phase, Online | Recovery) or state.feed.supply is Supply.BATTERY
-    return daemon.policy.powers_off and awake and at_it
+    return able and awake and at_it
 
 
 def hears_upsd(daemon: Daemon) -> bool:
