@@ -123,6 +123,8 @@ class MessageComposer:
         self.language = language
         self.standing: dict[str, Message] = {}
         self.said: dict[str, float] = {}
+        self.over: set[str] = set()
+        """Outages, and power-offs of them, whose end this daemon has reported."""
         self._wall = wall
         self.muted: dict[str, Message] = {}
         self._buckets = {True: _Bucket(), False: _Bucket()}
@@ -189,8 +191,10 @@ class MessageComposer:
         made = replace(made, story=True, outage=outage)
         if status == "begin":
             self.standing[key] = made
+            self.over.discard(key)
         elif status == "end":
             self.standing.pop(key, None)
+            self.over.add(key)
         weighty = what == "power_off" or name in ("clean_shutdown", "dirty")
         return [made] if weighty or self._passes(made) else []
 

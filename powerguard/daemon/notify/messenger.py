@@ -201,7 +201,8 @@ class Messenger:
         for found, into in ((standing, self.composer.standing), (muted, self.composer.muted)):
             for key, plain in found.items():
                 with contextlib.suppress(ValueError, TypeError):
-                    into.setdefault(key, message_of(plain))
+                    if key not in self.composer.over:  # it was, before the disk answered
+                        into.setdefault(key, message_of(plain))
         self.composer.said = {key: at for key, at in said.items() if is_moment(at)} | self.composer.said
         for name, plain in records.items():
             with contextlib.suppress(ValueError, TypeError):

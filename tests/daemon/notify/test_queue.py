@@ -332,6 +332,22 @@ async def test_an_alarm_that_was_held_back_is_sent_although_the_daemon_restarts(
         assert (late.key, late.status) == ("alarm:overload", "begin")
 
 
+async def test_an_end_that_was_reported_before_the_disk_answered_is_reported_once(tmp_path: Path) -> None:
+    """The host is back, with a cold disk: the power-off that the file still has is over."""
+    works = {"kind": "command", "command": ["/bin/true"], "limit_s": 30}
+    async with post(options(own=works), tmp_path) as made:
+        made.hear(*began(), note("phase_changed", old="holding", new="shutdown"))
+        await made.until(lambda: made.view("own").delivered == 2)
+    slow = Slow()
+    async with post(options(own=works), tmp_path, writer=slow) as made:
+        composer = made.messenger.composer
+        made.hear(note("host_returned", Level.INFO, outage="o1", away_s=600.0))
+        await made.until(lambda: made.view("own").delivered == 1)
+        slow.gate.set()
+        await made.until(lambda: "outage:o1" in composer.standing)
+        assert "power_off:o1" not in composer.standing
+
+
 async def test_names_of_targets_are_all_that_the_file_knows_of_them(tmp_path: Path) -> None:
     async with queue(tmp_path / "q.sqlite") as made:
         made.add(message(1), ("ops-chat",))
