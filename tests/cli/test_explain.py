@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from powerguard.cli.main import main
-from powerguard.cli.outages.explain import describe, explained, what_if
-from powerguard.cli.outages.facts import gather
-from powerguard.cli.outages.history import Outage, read
+from powerguard.cli.outages.explain import describe, explained, host_readings, what_if
+from powerguard.cli.outages.facts import OutageFacts, gather
+from powerguard.cli.outages.history import Elapsed, Outage, read
 from powerguard.cli.render import Paint
 from powerguard.cli.words import sentence
-from powerguard.core.model.events import Abort
-from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import NotDurable
+from powerguard.core.model.events import Abort, OutputSource, Reading
+from powerguard.core.model.policy import FeedPolicy, Policy
+from powerguard.core.model.state import NotDurable, State
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord, history, outage, read_only
 from powerguard.daemon.journal.export import Scrub
-from powerguard.daemon.journal.records import Recorded
+from powerguard.daemon.journal.records import Recorded, ReplayStart
 from powerguard.daemon.journal.store import MIGRATIONS, Store
 from powerguard.daemon.loop import Loop
 from powerguard.sim.demo.story import numbers
@@ -334,6 +334,32 @@ def test_room_for_higher_tiers_is_not_spare() -> None:
     assert "at least 3 m 30 s were left" in said
     (said,) = what_if(replace(record, outcome="ridden_through"), story((20.0, "online")), [], policy)
     assert "for at least 44 s more" in said
+
+
+def test_utility_is_back_when_enough_power_supplies_have_it() -> None:
+    """One of two UPSes never failed: what would have helped is the return of the other."""
+    one = Policy(boot_id="b", ups="rack-a")
+    both = (FeedPolicy(policy=one), FeedPolicy(policy=replace(one, ups="rack-b")))
+    policy = replace(one, feeds=both, minimum_supplies=2)
+    readings = [
+        Reading(at_s=float(at_s), ups=ups, source="snmp", output_source=OutputSource(source))
+        for at_s in range(60)
+        for ups, source in (("rack-a", "utility"), ("rack-b", "battery" if at_s < 50 else "utility"))
+    ]
+    events = tuple((each.at_s, each) for each in readings)
+    record = OutageRecord(id="o", boot_id="b", started_at_s=0.0, started_wall=0.0, ended_wall=60.0)
+    record = replace(record, outcome="resumed_in_place")
+    start = ReplayStart(at_s=0.0, policy=policy, state=State())
+    facts = OutageFacts(Outage(record, (), ()), Elapsed(record, ()), (), events, events, start, 60.0)
+    step = {"event": "phase_changed", "because": "budget"}
+    sums = {"reff_now_s": 500.0, "reff_paused_s": 600.0, "checkpoint_s": 20.0, "stop_s": 170.0}
+    steps = [
+        {**step, "after_s": at_s, "numbers": {"new": new, **sums}}
+        for at_s, new in ((10.0, "emergency_checkpoint"), (30.0, "holding"))
+    ]
+    earlier, held = what_if(record, steps, host_readings(facts), policy)
+    assert earlier.startswith("Utility 40 s earlier")
+    assert "utility came after 20 s of it" in held
 
 
 @pytest.mark.parametrize("name", ["held", "powered-off", "running"])

@@ -88,12 +88,7 @@ def explained(facts: OutageFacts) -> dict[str, Any]:
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
     _add_wait(steps, policy)
-    own_ups = None if facts.start is None else facts.start.policy.ups
-    readings = [
-        (at_s, each.output_source.value)
-        for at_s, each in facts.readings
-        if facts.events and own_ups in (None, each.ups)
-    ]
+    readings = host_readings(facts)
     return {
         "schema_version": 1,
         "object": "explanation",
@@ -107,6 +102,26 @@ def explained(facts: OutageFacts) -> dict[str, Any]:
         "what_if": what_if(record, steps, readings, policy),
         "durations": _durations(facts, steps, readings),
     }
+
+
+def host_readings(facts: OutageFacts) -> list[tuple[float, str]]:
+    """Return the output source of the host's UPS by each reading; of several, whether too few supplies had utility."""
+    policy = facts.policy
+    if not facts.events:
+        return []
+    if policy is None or not policy.feeds:
+        own_ups = None if policy is None else policy.ups
+        return [(at_s, each.output_source.value) for at_s, each in facts.readings if own_ups in (None, each.ups)]
+    supplies = {each.policy.ups: each.supplies for each in policy.feeds}
+    spare = sum(supplies.values()) - policy.minimum_supplies
+    newest: dict[str, str] = {}
+    found: list[tuple[float, str]] = []
+    for at_s, each in facts.readings:
+        newest[each.ups] = each.output_source.value
+        lost = sum(supplies.get(ups, 0) for ups, source in newest.items() if source == "battery")
+        source = "utility" if "utility" in newest.values() else newest[each.ups]
+        found.append((at_s, "battery" if lost > spare else source))
+    return found
 
 
 def _trains_on(requests: Sequence[Line], until: Line) -> str:
