@@ -239,13 +239,17 @@ class Messenger:
     async def _watch(self, daemon: Daemon) -> None:
         while True:
             await rest(WATCH_S)
-            self._mode = daemon.policy.mode.value
-            found = reason_levels(readiness(daemon)) | _drill(daemon)
-            # Twice in a row: at the start nothing has been looked at yet, and what passes in a minute is no trouble.
-            reasons = {name: each for name, each in found.items() if name in self._before}
-            self._before = set(found)
-            self._add(self.composer.watch(reasons, daemon.state, self._mode))
-            self.queue.prune()
+            self._look(daemon)
+
+    def _look(self, daemon: Daemon) -> None:
+        self._mode = daemon.policy.mode.value
+        found = reason_levels(readiness(daemon)) | _drill(daemon)
+        # Twice in a row: at the start nothing has been looked at yet, and what passes in a minute is no trouble.
+        known = self._before | {key.removeprefix("reason:") for key in (*self.composer.standing, *self.composer.muted)}
+        reasons = {name: each for name, each in found.items() if name in known}
+        self._before = set(found)
+        self._add(self.composer.watch(reasons, daemon.state, self._mode))
+        self.queue.prune()
 
     # --- Delivering ---------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from powerguard.daemon.notify.composer import Message
 from powerguard.daemon.notify.queue import KEEP_S, MOST, VERSION, Queue
 from powerguard.daemon.observe.http import as_json
 from tests.daemon.notify.post import LIMIT_S, Clock, began, note, options, post, settled
+from tests.daemon.watched import scene
 
 
 def message(number: int, at: float | None = None) -> Message:
@@ -346,6 +347,21 @@ async def test_an_end_that_was_reported_before_the_disk_answered_is_reported_onc
         slow.gate.set()
         await made.until(lambda: "outage:o1" in composer.standing)
         assert "power_off:o1" not in composer.standing
+
+
+async def test_what_stands_over_a_restart_is_not_reported_as_over(tmp_path: Path) -> None:
+    """The first look after a start begins nothing, and ends nothing that it finds."""
+    works = {"kind": "command", "command": ["/bin/true"], "limit_s": 30}
+    daemon = replace(scene(), power_off_trouble="powerguard-off.socket is not listening")
+    for look in range(2):
+        async with post(options(own=works), tmp_path) as made:
+            for _ in range(2 - look):
+                made.messenger._look(daemon)
+            assert {"reason:no_power_off", "reason:drill_overdue"} <= set(made.messenger.composer.standing)
+            await made.until(lambda: made.view("own").delivered == 2)
+    async with post(options(own=works), tmp_path) as made:
+        made.messenger._look(scene())
+        assert set(made.messenger.composer.standing) == {"reason:drill_overdue"}
 
 
 async def test_names_of_targets_are_all_that_the_file_knows_of_them(tmp_path: Path) -> None:
