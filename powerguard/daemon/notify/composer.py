@@ -200,8 +200,13 @@ class MessageComposer:
 
     # --- From the daemon ----------------------------------------------------------------------------------------------
 
-    def watch(self, reasons: Mapping[str, tuple[str, str]], state: State, mode: str) -> list[Message]:
-        """Compare with what stands now. reasons: level and text by name. Called once a minute."""
+    def watch(
+        self, reasons: Mapping[str, tuple[str, str]], state: State, mode: str, *, is_whole: bool = True
+    ) -> list[Message]:
+        """Compare with what stands now. reasons: level and text by name. Called once a minute.
+
+        is_whole: False while the journal may still give back an outage that the state does not have.
+        """
         now = StepNotes((), state, "", mode, self._wall())
         wall = now.wall
         messages: list[Message] = []
@@ -216,6 +221,8 @@ class MessageComposer:
             {f"power_off:{open_outage}"} if isinstance(state.phase, Shutdown) else set()
         )
         for key, began in [*self.standing.items(), *self.muted.items()]:
+            if began.story and not is_whole:
+                continue
             if not (_is_open(began, state) if key.startswith("pair:") else key in still):
                 messages += self.end(key, "", wall)
         for key, began in list(self.muted.items()):

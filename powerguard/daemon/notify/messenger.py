@@ -248,7 +248,8 @@ class Messenger:
         known = self._before | {key.removeprefix("reason:") for key in (*self.composer.standing, *self.composer.muted)}
         reasons = {name: each for name, each in found.items() if name in known}
         self._before = set(found)
-        self._add(self.composer.watch(reasons, daemon.state, self._mode))
+        is_whole = not daemon.journal_trouble
+        self._add(self.composer.watch(reasons, daemon.state, self._mode, is_whole=is_whole))
         self.queue.prune()
 
     # --- Delivering ---------------------------------------------------------------------------------------------------

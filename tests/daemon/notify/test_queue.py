@@ -364,6 +364,19 @@ async def test_what_stands_over_a_restart_is_not_reported_as_over(tmp_path: Path
         assert set(made.messenger.composer.standing) == {"reason:drill_overdue"}
 
 
+async def test_an_outage_is_not_over_while_the_journal_cannot_be_read(tmp_path: Path) -> None:
+    """Its disk is late, or another process holds it: the state has no outage yet, and the file may have it."""
+    works = {"kind": "command", "command": ["/bin/true"], "limit_s": 30}
+    async with post(options(own=works), tmp_path) as made:
+        composer = made.messenger.composer
+        made.hear(*began())
+        await made.until(lambda: "outage:o1" in composer.standing)
+        made.messenger._look(replace(scene(), journal_trouble="no answer from the disk in 2 s"))
+        assert "outage:o1" in composer.standing
+        made.messenger._look(scene())
+        assert "outage:o1" not in composer.standing
+
+
 async def test_names_of_targets_are_all_that_the_file_knows_of_them(tmp_path: Path) -> None:
     async with queue(tmp_path / "q.sqlite") as made:
         made.add(message(1), ("ops-chat",))
