@@ -303,6 +303,19 @@ def test_an_emergency_at_a_step_that_was_overruled_is_written(tmp_path: Path) ->
     assert resumed_at(tmp_path) == 42
 
 
+def test_what_a_resume_takes_is_never_pruned_for_higher_steps_of_before(tmp_path: Path) -> None:
+    """A loop that counts its steps anew, and a power-off before anything was pruned: 10 is the newest of three."""
+    for step, minute in ((90, 1), (100, 2), (10, 3)):
+        committed(tmp_path, step, f"2026-01-01T00:0{minute}:00.000+00:00")
+    assert resumed_at(tmp_path) == 10
+    with Store(tmp_path, job="llm") as store:
+        assert [name[:17] for name in store.prune()] == ["step-000000000090"]
+        scrubbed = store.scrub()
+        assert scrubbed is not None
+        assert "step-000000000010" in scrubbed.path
+    assert resumed_at(tmp_path) == 10
+
+
 def test_many_higher_steps_of_the_second_tier_do_not_hide_the_last_commit(tmp_path: Path) -> None:
     root, nas = tmp_path / "root", tmp_path / "nas"
     for step in range(100, 100 + NEWEST + 1):

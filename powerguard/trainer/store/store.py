@@ -58,6 +58,7 @@ from powerguard.trainer.store.manifest import (
     Shard,
     StoreError,
     checkpoint_name,
+    committed_ms,
     shard_file,
     step_of,
 )
@@ -455,6 +456,14 @@ class Store:
         """The checkpoints whose manifest and sizes hold, newest first; of one step, the last written first."""
         return [found for found in look(self.root, self.rank) if isinstance(found, Found)]
 
+    def _by_commit(self) -> list[Found]:
+        """Return them in the order of a resume, committed last first: training stands on that, whatever its step."""
+
+        def when(found: Found) -> tuple[int, int]:
+            return self._written.get(found.digest, -1), committed_ms(found.manifest.created)
+
+        return sorted(self.found(), key=when, reverse=True)
+
     def refused(self) -> list[Refused]:
         """The folders that look like checkpoints and are none, and why. Rotten ones are for `set_aside`."""
         return [found for found in look(self.root, self.rank) if isinstance(found, Refused)]
@@ -523,9 +532,7 @@ class Store:
         good = 0
         old: list[str] = []
         dead: list[str] = []
-        found = self.found()
-        # What this process has committed last is what training stands on, whatever its step.
-        found.sort(key=lambda each: self._written.get(each.digest, -1), reverse=True)
+        found = self._by_commit()
         for number, each in enumerate(found):
             if good >= (self._keep if keep is None else keep):
                 old.append(each.name)
@@ -570,7 +577,7 @@ class Store:
         full speed. One that does not verify is set aside and reported. None: there is none, or it was pruned meanwhile.
         """
         self._check_place()
-        found = self.found()
+        found = self._by_commit()
         unread = [each for each in found if each.digest not in self._read]
         return self._scrubbed((unread or found)[0], rate, stop) if found else None
 
