@@ -27,6 +27,8 @@ _DIGESTS = re.compile(r"(?:[0-9a-f]{32})*")
 _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|global_step|step|iter|iteration|batch)[-_=]*([0-9]{1,18})(?![0-9])")
 _COUNT = re.compile(r"(?:^|[^a-z])(?:model|epoch|ep)[-_=]*([0-9]{1,18})(?![0-9a-z]|[-_]of[-_])|^([0-9]{1,18})$")
 """What counts where no step is named. A model's size (7b) and a part of several (00001-of-00004) are no counts."""
+_TOKEN = re.compile(r"(?<=^dcp#)-[0-9a-f]{8}$")
+"""What `dcp.save_sealed` puts behind the step, another one at each save."""
 
 
 class SealError(Exception):
@@ -180,5 +182,5 @@ def step_in(name: str) -> int | None:
 
 
 def series_of(name: str) -> str:
-    """Return a folder's name without its step and counts: what is left is the same for one training's checkpoints."""
-    return _COUNT.sub("#", _STEP.sub("#", name.lower()))
+    """Return a folder's name without step, counts and token: the rest is the same for one training's checkpoints."""
+    return _TOKEN.sub("", _COUNT.sub("#", _STEP.sub("#", name.lower())))

@@ -133,6 +133,17 @@ def test_different_models_in_one_folder_do_not_stand_in_for_one_another(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(set(names) - {"qwen3-epoch=1-step=600"})
 
 
+def test_folders_of_dcp_are_one_series_whatever_their_tokens(tmp_path: Path) -> None:
+    """As `dcp.save_sealed` names them; a model that ends in eight digits of its own is another one."""
+    names = ["dcp-step-1-9f86d081", "dcp-step-20-00000000", "dcp-step-300-abcdef01", "llm-step-1-9f86d081"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__0_0.distcp").write_bytes(b"d")
+        seal(tmp_path / name)
+    assert prune(tmp_path, "--keep", "2", "--yes") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
+
+
 def test_a_part_that_was_restored_is_no_checkpoint_that_stays_for_another(tmp_path: Path) -> None:
     """It is sealed last, has a step in its name, and no optimizer. Nor does the time of a seal make a step newer."""
     for step in (8, 9):
