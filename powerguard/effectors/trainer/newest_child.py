@@ -31,7 +31,7 @@ from typing import BinaryIO, Final
 from powerguard.trainer.seal.folder import glance
 from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
 from powerguard.trainer.store.disk import is_gone
-from powerguard.trainer.store.folders import newest_in
+from powerguard.trainer.store.folders import Found, look, newest_in
 from powerguard.trainer.store.manifest import MANIFEST, step_of
 
 _GROWING: Final = 3
@@ -136,6 +136,7 @@ class _Watch:
         self._since_ns = since_ns
         self._quiet_s = quiet_s
         self._first: frozenset[_Mark] | None = None
+        self._vouched: set[tuple[int, int]] | None = None
         self._fresh: frozenset[_Mark] = frozenset()
         self._quiet_since_s = 0.0
 
@@ -144,7 +145,7 @@ class _Watch:
         try:
             if not self._folder.is_dir():
                 return None
-            verified = _verified(self._folder, self._since_ns)
+            verified = self._verified()
             if verified is not None or _is_vouched_for(self._folder):
                 return verified
             return self._plain(now_s)
@@ -156,6 +157,18 @@ class _Watch:
     def is_growing(self, now_s: float) -> bool:
         """Whether files that changed since have not been quiet for long enough."""
         return bool(self._fresh) and now_s - self._quiet_since_s < self._quiet_s
+
+    def _verified(self) -> AppearedCheckpoint | None:
+        """Return the newest checkpoint with a manifest or a seal that was written since and holds. Raises OSError.
+
+        One that is written during the watch is new, whatever its stamp: clocks may be set back.
+        """
+        stamps = _vouched(self._folder)
+        if self._vouched is None:
+            self._vouched = set(stamps.values())
+        new = {path: at for path, at in stamps.items() if at[1] > self._since_ns or at not in self._vouched}
+        found = [each for path, (_, changed_ns) in new.items() if (each := _whole(path, changed_ns)) is not None]
+        return max(found, key=lambda each: each.changed_ns, default=None)
 
     def _plain(self, now_s: float) -> AppearedCheckpoint | None:
         marks = frozenset(_marks(self._folder))
@@ -189,29 +202,37 @@ def newest_file(folder: Path) -> AppearedCheckpoint | None:
     return _likeliest(folder, marks, frozenset(mark for mark in marks if not _is_log(mark)))
 
 
-def _verified(folder: Path, since_ns: int) -> AppearedCheckpoint | None:
-    """Return the newest checkpoint with a manifest or a seal that was written since and holds. Raises OSError."""
-    verified = list(_sealed(folder, since_ns))
-    saved = newest_in(folder, since_ns=since_ns + 1)
-    if saved is not None:
-        changed_ns = (Path(saved.path) / MANIFEST).stat().st_mtime_ns
-        verified.append(AppearedCheckpoint(saved.step, saved.path, saved.size_bytes, True, changed_ns))
-    return max(verified, key=lambda each: each.changed_ns, default=None)
+def _vouched(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Return the manifests and seals of this folder and of those in it: inode, which a new name keeps, and stamp.
+
+    Raises OSError.
+    """
+    stamps = {}
+    for path in (folder, *(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())):
+        for name in (SEAL, MANIFEST) if step_of(path.name) is not None else (SEAL,):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                found = (path / name).stat()
+                stamps[path / name] = (found.st_ino, found.st_mtime_ns)
+    return stamps
+
+
+def _whole(path: Path, changed_ns: int) -> AppearedCheckpoint | None:
+    """Return the checkpoint of this manifest or seal; None if names and sizes do not hold."""
+    if path.name == MANIFEST:
+        for found in look(path.parent.parent, among=[path.parent]):
+            if isinstance(found, Found):
+                return AppearedCheckpoint(found.step, found.path, found.manifest.size_bytes, True, changed_ns)
+        return None
+    with contextlib.suppress(OSError, SealError):
+        verdict = glance(path.parent)
+        if verdict is not None and verdict.is_whole:
+            return AppearedCheckpoint(verdict.seal.step, str(path.parent), verdict.seal.size_bytes, True, changed_ns)
+    return None
 
 
 def _is_vouched_for(folder: Path) -> bool:
     """Whether checkpoints here get a manifest or a seal: then one without is not finished."""
     return newest_in(folder) is not None or (folder / SEAL).exists() or any(folder.glob(f"*/{SEAL}"))
-
-
-def _sealed(folder: Path, since_ns: int) -> Iterator[AppearedCheckpoint]:
-    """Yield the sealed folders among this one and those in it, whose seals were written since."""
-    for path in (folder, *(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())):
-        with contextlib.suppress(OSError, SealError):
-            changed_ns = (path / SEAL).stat().st_mtime_ns
-            verdict = glance(path) if changed_ns > since_ns else None
-            if verdict is not None and verdict.is_whole:
-                yield AppearedCheckpoint(verdict.seal.step, str(path), verdict.seal.size_bytes, True, changed_ns)
 
 
 def _likeliest(folder: Path, marks: frozenset[_Mark], fresh: frozenset[_Mark]) -> AppearedCheckpoint | None:

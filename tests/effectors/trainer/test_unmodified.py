@@ -29,7 +29,7 @@ from powerguard.effectors.child import run_child
 from powerguard.effectors.signals.effector import SignalHelper
 from powerguard.effectors.trainer.checkpoint import QUIET_S
 from powerguard.effectors.trainer.effector import TrainerEffector
-from powerguard.effectors.trainer.newest_child import _EVERY_S, _GROWING, _Watch
+from powerguard.effectors.trainer.newest_child import _EVERY_S, _GROWING, _vouched, _Watch
 from powerguard.effectors.trainer.newest_child import main as newest_child
 from powerguard.effectors.trainer.options import (
     AnyTrainerOptions,
@@ -40,7 +40,6 @@ from powerguard.effectors.trainer.options import (
 from powerguard.effectors.trainer.unmodified import SignalRun
 from powerguard.settings.schema import Settings
 from powerguard.trainer.seal.folder import seal
-from powerguard.trainer.store.folders import newest_in
 from tests.cli.checkpoint_sites import save
 from tests.peers.jobs import Jobs
 
@@ -422,7 +421,7 @@ def test_what_goes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> None:
     save(tmp_path, 1)
 
     def prune(frame: FrameType, event: str, found: object) -> None:
-        if event == "return" and frame.f_code is newest_in.__code__ and found is not None:
+        if event == "return" and frame.f_code is _vouched.__code__ and found:
             sys.setprofile(None)
             shutil.rmtree(tmp_path)
             tmp_path.mkdir()
@@ -768,6 +767,37 @@ def test_a_stamp_of_the_future_hides_no_new_seal(tmp_path: Path, capsys: pytest.
     found = newest(tmp_path, since_ns, 0.0)
     assert found is not None
     assert found["step"] == 2
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_what_is_vouched_for_during_the_watch_is_new_whatever_its_stamp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_native: bool
+) -> None:
+    """A host that came up with a wrong date has sealed a checkpoint of next year."""
+
+    def saved(step: int) -> Path:
+        if is_native:
+            save(tmp_path, step)
+            (manifest,) = tmp_path.glob(f"step-*{step}-*/MANIFEST.json")
+            return manifest
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "a").write_text("a")
+        seal(tmp_path / f"checkpoint-{step}")
+        return tmp_path / f"checkpoint-{step}" / "SEAL.json"
+
+    old = saved(41)
+    os.utime(old, (time.time() + 1e7,) * 2)
+    since_ns = stamp(tmp_path, capsys)
+
+    def training() -> Iterator[object]:
+        yield from range(3)
+        yield old.parent.rename(tmp_path / f"old-{old.parent.name}")
+        yield from range(3)
+        yield saved(42)
+
+    found = newest(tmp_path, since_ns, 10.0, happens=training())
+    assert found is not None
+    assert (found["step"], found["verified"]) == (42, True)
 
 
 def test_a_seal_that_does_not_hold_is_none(tmp_path: Path) -> None:
