@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             _print_choices(choices)
         if going and not args.yes and (args.json or not _confirmed(len(going))):
             return fail(args, _VERB, "no checkpoint was removed (add --yes to remove them)", 1)
-        removed, left = _remove(going, args)
+        removed, left = _remove(choices, args)
     except (PlaceError, RefusedError, TierError, StoreError, OSError) as error:
         return fail(args, _VERB, _message(error), 1)
     if args.json:
@@ -148,16 +148,17 @@ def _confirmed(count: int) -> bool:
 # --- Removing ---------------------------------------------------------------------------------------------------------
 
 
-def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], list[tuple[Entry, str]]]:
-    """Remove the chosen checkpoints; return the removed ones, and those left with the reason."""
+def _remove(choices: list[Choice], args: argparse.Namespace) -> tuple[list[Entry], list[tuple[Entry, str]]]:
+    """Remove the chosen checkpoints; return the removed ones, and those left with the reason. Raises RefusedError."""
     removed: list[Entry] = []
     left: list[tuple[Entry, str]] = []
     roots: dict[str, list[Entry]] = {}
-    for entry in going:
+    for entry in (each for choice in choices for each in choice.going):
         roots.setdefault(entry.path.rpartition("/")[0], []).append(entry)
     with contextlib.ExitStack() as stack:
         for root in (each for each in roots if "://" not in each):
             stack.enter_context(_alone(Path(root)))  # of all roots, before one is changed
+        _check_kept([each for choice in choices if choice.going for each in choice.kept], args)
         for root, entries in roots.items():
             remove_it = _remover(root, args)
             for entry in entries:
@@ -167,6 +168,16 @@ def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], 
                 else:
                     removed.append(entry)
     return removed, left
+
+
+def _check_kept(kept: list[Entry], args: argparse.Namespace) -> None:
+    """Raise RefusedError if one that was to stay does no longer count: reading all and asking may take long."""
+    for root in {entry.path.rpartition("/")[0] for entry in kept}:
+        whole = {entry.path for entry in entries_at(root, **access_of(args)) if entry.is_whole}
+        for entry in kept:
+            if entry.path.rpartition("/")[0] == root and entry.path not in whole:
+                msg = f"{entry.path}: was to stay, but is gone or set aside by now, so none is removed (run it again)"
+                raise RefusedError(msg)
 
 
 def _remover(root: str, args: argparse.Namespace) -> Callable[[Entry], str]:

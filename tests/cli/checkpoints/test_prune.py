@@ -3,14 +3,16 @@
 import errno
 import json
 import os
+import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from powerguard.cli.checkpoints.found import entries_at
-from powerguard.cli.checkpoints.prune import remove_one
+from powerguard.cli.checkpoints.prune import _print_choices, remove_one
 from powerguard.cli.main import main
 from powerguard.trainer.seal.folder import hold, let_go, newest_whole, seal
 from powerguard.trainer.store.disk import FolderLock
@@ -199,6 +201,26 @@ def test_not_beside_a_training_that_saves_sealed_folders(
         let_go(tmp_path, name)
     assert prune(tmp_path, "--yes") == 0
     assert steps(tmp_path) == [3, 2]
+
+
+def test_not_after_a_roll_back_while_it_asks(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two operators: one looks at the list, the other rolls back to a step that is to go."""
+    wanted = at(job, 20)
+
+    def roll_back(frame: FrameType, event: str, _found: object) -> None:
+        if event == "return" and frame.f_code is _print_choices.__code__:
+            sys.setprofile(None)
+            assert main(["checkpoints", "restore", str(wanted), "--into", str(job), "--yes"]) == 0
+
+    sys.setprofile(roll_back)
+    try:
+        assert prune(job, "--yes") == 1
+    finally:
+        sys.setprofile(None)
+    assert "was to stay, but is gone or set aside" in capsys.readouterr().err
+    assert wanted.is_dir()
+    assert prune(job, "--yes") == 0
+    assert wanted.is_dir()
 
 
 def test_of_several_roots_none_is_changed_beside_a_training(job: Path, tmp_path: Path) -> None:
