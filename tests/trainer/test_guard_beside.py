@@ -269,6 +269,26 @@ def test_a_roll_back_does_not_wait_for_ever_for_a_disk_that_hangs(job: Job) -> N
     assert job.guard.restore(step=older) == older
 
 
+def test_what_a_disk_that_hangs_writes_late_answers_for_no_step_of_a_training_that_went_back(job: Job) -> None:
+    """A loop that counts anew while a write hangs: it comes to that step with another state, and saves that."""
+    job.step()
+    step = periodic(job)
+    job.state.step = step - 2
+    training = threading.Thread(target=job.step)
+    training.start()
+    until_s = time.monotonic() + 60.0
+    while training.is_alive() and time.monotonic() < until_s:
+        job.now_s += 61
+        training.join(0.2)
+    job.disk.gate.set()
+    job.until(lambda: step in job.steps_on_disk())
+    assert job.requests.status().last_committed is None
+    job.trigger("e", "continue")
+    assert job.step() == step
+    assert job.ended("e").durable
+    assert job.steps_on_disk().count(step) == 2
+
+
 def test_what_a_failed_write_left_in_memory_is_forgotten_when_training_is_rolled_back(job: Job) -> None:
     """An emergency that finds no newer state would write the restored one under that step."""
     job.requests.pace.written(SIZE, 1.0)

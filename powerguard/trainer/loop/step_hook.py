@@ -111,6 +111,7 @@ class StepHook:
             attempted(self.together.agreement.go_back, "forgetting what all ranks have saved")
         with self._requests.lock:
             attempted(self._writer.clear, "forgetting what was saved")
+            self._writer.overrule()  # also if the disk hangs in the midst of a write
 
     def refuse_forked(self) -> None:
         """Raise WriteAbandoned in a child of fork: the thread that writes is the parent's."""

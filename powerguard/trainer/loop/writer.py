@@ -131,6 +131,7 @@ class Write:
     others: what the other ranks have to do with it. reason: why, for people.
     cancel: set when it is not wanted any more.
     began_s: None until its first byte. outcome: None until it has ended.
+    counts: its step is one that training has come to; False once training counts from a lower step again.
     """
 
     taken: Taken
@@ -141,6 +142,7 @@ class Write:
     began_s: float | None = None
     bytes_done: int = 0
     phase: Phase = Phase.WRITING
+    counts: bool = True
     outcome: SavedCheckpoint | Exception | None = None
 
     @property
@@ -245,6 +247,12 @@ class Writer:
         if not self._requests.changed.wait_for(lambda: not self.busy, _OTHERS_S):
             msg = f"a checkpoint was written and is not committed after {_OTHERS_S:g} s (does its disk or a rank hang?)"
             raise StoreError(msg)
+        self.overrule()
+
+    def overrule(self) -> None:
+        """Forget what is durable, in memory or being written: training comes to these steps with other states."""
+        for write in self._queue:
+            write.counts = False
         self._fresh = self._requests.snapshot_step = self._requests.last = None
 
     def keep(self, taken: Taken) -> None:
@@ -327,11 +335,12 @@ class Writer:
         for write in self._queue:
             if write.others.number == number and not write.given_up:
                 write.cancel.set()
-                if write is self._queue[-1] and self._fresh is None:
+                if write is self._queue[-1] and self._fresh is None and write.counts:
                     self._fresh = write.taken
 
     def _writing(self, step: int) -> Write | None:
-        return next((write for write in self._queue if write.taken.step == step and not write.given_up), None)
+        mine = (write for write in self._queue if write.taken.step == step and write.counts)
+        return next((write for write in mine if not write.given_up), None)
 
     def _give_up(self, write: Write, newer: Operation | None) -> None:
         """Write this state no more, and hand those who asked for it to a newer one's operation."""
@@ -432,10 +441,11 @@ class Writer:
             write_s = requests.clock() - write.began_s
             copy_s, how = self._checkpointer.copied(taken)
             requests.pace.saved(taken, write_s=write_s, copy_s=copy_s, how=how, snapshots=self._checkpointer.snapshots)
-            requests.committed(outcome)
+            if write.counts:
+                requests.committed(outcome)
         elif not write.given_up:
             requests.pace.totals.failed += write.operation is None
-            if self._fresh is None and len(self._queue) == 1:
+            if self._fresh is None and len(self._queue) == 1 and write.counts:
                 self._fresh = taken  # still whole, and in memory: an emergency may try again
         if write.operation is not None and write.operation in requests.begun:
             requests.settle(write.operation, outcome)
