@@ -17,7 +17,7 @@ from typing import Any
 from powerguard.effectors.trainer.newest_child import newest_file
 from powerguard.trainer.seal.folder import glance
 from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
-from powerguard.trainer.store.folders import Found, look
+from powerguard.trainer.store.folders import BAD, OLD, Found, look
 from powerguard.trainer.store.manifest import MANIFEST
 
 
@@ -45,8 +45,8 @@ def _all(folder: Path) -> Iterator[dict[str, Any]]:
                 changed_s = (Path(found.path) / MANIFEST).stat().st_mtime
                 yield _entry("complete", found.path, found.step, found.manifest.size_bytes, changed_s)
     for path in (folder, *sorted(folder.iterdir())):
-        if path.is_symlink() or not path.is_dir():
-            continue
+        if path.is_symlink() or not path.is_dir() or (path != folder and path.name.startswith((BAD, OLD))):
+            continue  # no resume looks at what was set aside
         with contextlib.suppress(OSError, SealError):
             verdict = glance(path)
             if verdict is not None and verdict.is_whole:

@@ -18,7 +18,7 @@ from powerguard.effectors.host.findings import Finding
 from powerguard.effectors.trainer.findings import crowding, findings, judge, ways
 from powerguard.effectors.trainer.folder_child import main as folder_child
 from powerguard.effectors.trainer.options import AnyTrainerOptions
-from powerguard.trainer.seal.folder import seal
+from powerguard.trainer.seal.folder import leave_behind, newest_whole, seal
 from tests.cli.checkpoint_sites import save
 from tests.golden import Golden
 
@@ -174,6 +174,21 @@ def test_the_newest_of_all_kinds_is_seen(tmp_path: Path, capsys: pytest.CaptureF
         (tmp_path / slot).mkdir()
         (tmp_path / slot / "shard-00000").write_bytes(bytes(5000))
     assert looked(tmp_path, capsys)["slot_bytes"] == 5000
+
+
+def test_what_was_set_aside_is_not_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A resume found that 40 does not verify, and training then went back behind 30: it is as old as 20."""
+    for step in (20, 30, 40):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "a.bin").write_bytes(b"abc")
+        seal(tmp_path / f"checkpoint-{step}")
+        os.utime(tmp_path / f"checkpoint-{step}" / "SEAL.json", (step, step))
+    (tmp_path / "checkpoint-40" / "a.bin").write_bytes(b"abd")
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-30"
+    leave_behind(tmp_path, 25)
+    newest = looked(tmp_path, capsys)["newest"]
+    assert isinstance(newest, dict)
+    assert (newest["step"], newest["path"]) == (20, str(tmp_path / "checkpoint-20"))
 
 
 def test_a_checkpoint_that_is_one_file_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
