@@ -112,7 +112,7 @@ def chosen(
         msg = f"{root}: no checkpoint there verifies, so none is removed (`powerguard checkpoints verify {root}`)"
         raise RefusedError(msg)
     newest_s = max((e.created_s or 0.0 for e in kept), default=0.0)
-    stale_s = newest_s - _STALE_S
+    stale_s = min(newest_s, now_s()) - _STALE_S  # commits stay ahead of a clock that was ahead once
     old += [e for e in rest if e.state == "set_aside" or (e.created_s is not None and e.created_s < stale_s)]
     return Choice(kept, old)
 
@@ -128,7 +128,7 @@ def _print_choices(choices: list[Choice]) -> None:
             rows = [
                 (
                     "?" if each.step is None else f"step {each.step}",
-                    "?" if each.created_s is None else duration(now - each.created_s),
+                    "?" if each.created_s is None else duration(max(0.0, now - each.created_s)),
                     amount(each.size_bytes),
                     each.state.replace("_", " ") if word == "goes" and not each.is_whole else "",
                     clean(each.path),

@@ -112,6 +112,19 @@ def test_what_was_never_finished_goes_when_it_is_old(job: Path) -> None:
     assert not (job / "bad-step-000000000003-0123abcd").exists()
 
 
+def test_what_is_being_written_stays_where_commits_are_of_the_future(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer's clock was ahead once, and no commit goes back behind the one before: an upload has just begun."""
+    save(tmp_path, 10, year=2096)
+    upload = tmp_path / "step-000000000020-0123abcd"
+    upload.mkdir()
+    (upload / "shard-00000.part").write_bytes(b"half")
+    assert prune(tmp_path, "--yes") == 0
+    assert upload.exists()
+    assert "step 10  0.0 s " in capsys.readouterr().out
+
+
 def test_sealed_folders_are_pruned_and_others_left_alone(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         folder = tmp_path / f"checkpoint-{step}"
