@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import powerguard.trainer.seal
-from powerguard.trainer.seal.folder import Finding, newest_whole, prune, seal, sealed_in, verify
+from powerguard.trainer.seal.folder import Finding, newest_whole, prune, saved_in, seal, sealed_in, verify
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal, step_in
 from powerguard.trainer.store.disk import Disk, FolderLock
 from powerguard.trainer.store.items import Buffer
@@ -342,6 +342,14 @@ def test_a_full_disk_leaves_no_half_seal(folder: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         seal(folder, disk=_Full())
     assert not {SEAL, UNBORN} & {path.name for path in folder.iterdir()}
+
+
+def test_a_resume_from_what_has_no_seal_is_refused_with_the_way_out(folder: Path) -> None:
+    """As of a training that gets its PowerguardCallback only now, with `resume_from_checkpoint` of before."""
+    with pytest.raises(SealError, match=r"written without powerguard \(`powerguard seal`"):
+        saved_in(folder, 7)
+    seal(folder)
+    assert saved_in(folder, 7).step == 7
 
 
 def test_what_a_killed_seal_left_is_no_seal(folder: Path) -> None:

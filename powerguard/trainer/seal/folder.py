@@ -717,7 +717,7 @@ def saved_in(folder: Path | str, step: int) -> SavedCheckpoint:
     """A sealed folder as a Guard knows checkpoints. Raises SealError without a seal."""
     seal = read_seal(folder)
     if seal is None:
-        msg = f"{folder}: not sealed, so not finished"
+        msg = f"{folder}: not sealed: never finished, or written without powerguard (`powerguard seal` if it is whole)"
         raise SealError(msg)
     return SavedCheckpoint(step=step, path=str(folder), size_bytes=seal.size_bytes, manifest_digest=seal.digest)
 
