@@ -140,6 +140,12 @@ class Status:
         """Whole seconds since apcupsd last read its UPS, less than 1 s off; below 0 when its clock was set back."""
         return None if self.now_s is None or self.date_s is None else self.now_s - self.date_s
 
+    @property
+    def back_for_s(self) -> float:
+        """Seconds since utility came back, by that host's clock; 0 where it does not say."""
+        back_s = stamp_s(self.values.get("XOFFBATT", ""))
+        return 0.0 if self.now_s is None or back_s is None else max(0.0, self.now_s - back_s)
+
     def number(self, key: str) -> float | None:
         """Return the number that a record begins with, such as `30.0 Minutes`; None where there is none."""
         found = _NUMBER.match(self.values.get(key, ""))

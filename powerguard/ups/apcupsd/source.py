@@ -407,7 +407,8 @@ class ApcupsdSource:
         """Say whether SHUTTING DOWN is an order that still applies.
 
         The bit stays until apcupsd is restarted, long after the outage: once apcupsd goes on answering on utility,
-        its host has not gone down, and no later outage may take the old order for its own.
+        its host has not gone down, and no later outage may take the old order for its own. A daemon that starts in
+        between has readings from before without the order: it must not see it rise.
         """
         if not status.flags & Flag.SHUTDOWN:
             self._order_seen_s, self._order_spent = None, False
@@ -415,9 +416,11 @@ class ApcupsdSource:
             return False
         if status.flags & Flag.ONBATT:
             self._order_seen_s = None
-        elif self._order_seen_s is None:
-            self._order_seen_s = at_s
-        elif at_s - self._order_seen_s >= _ORDER_SPENT_S:
+            return not self._order_spent and not self._options.leaves_shutdown
+        if self._order_seen_s is None:
+            # Later the bit may be a moment ahead of its date.
+            self._order_seen_s = at_s - (status.back_for_s if self._reading is None else 0.0)
+        if at_s - self._order_seen_s >= _ORDER_SPENT_S:
             self._order_spent = True
             self._notices.once("source_doubtful", _LEFT_OVER)
         return not self._order_spent and not self._options.leaves_shutdown

@@ -23,6 +23,7 @@ from tests.ups.apcupsd.apcupsd_helpers import (
     SHUTDOWN_ON_MAINS,
     Heard,
     apcupsd,
+    date,
     listening,
     options,
     until,
@@ -252,6 +253,28 @@ async def test_story_12_a_spent_order_is_no_order_of_the_next_outage() -> None:
                 peer.set()
     logged = [entry["because"] for entry in logs if "systemctl restart apcupsd there" in entry.get("because", "")]
     assert len(logged) == 2  # each order that is left over is logged, and logged once
+
+
+@pytest.mark.parametrize(("back_for_s", "counts"), [(200.0, True), (310.0, False)])
+async def test_an_order_stays_spent_for_a_daemon_that_has_just_started(back_for_s: float, *, counts: bool) -> None:
+    """A reload, or an upgrade: the core remembers readings without the order, and takes it for one that has risen."""
+    async with apcupsd() as peer:
+        peer.set(SHUTDOWN_ON_MAINS, XOFFBATT=date(now_s() + peer.ahead_s - back_for_s))
+        async with listening(peer.port) as (_, heard):
+            assert (await until(heard, Reading)).forced_shutdown is counts
+            peer.set(ONBATT | 0x200)
+            assert (await on_battery(heard)).forced_shutdown is counts
+
+
+async def test_an_order_on_battery_counts_at_first_contact_whatever_the_last_outage_was() -> None:
+    async with apcupsd() as peer:
+        peer.set(ONBATT | 0x200, XOFFBATT=date(now_s() + peer.ahead_s - 86400.0))
+        async with listening(peer.port) as (_, heard):
+            assert (await until(heard, Reading)).forced_shutdown
+            peer.set(SHUTDOWN_ON_MAINS)  # Its date of the return comes a moment after the bit.
+            while (reading := await until(heard, Reading)).output_source is not OutputSource.UTILITY:
+                pass
+            assert reading.forced_shutdown
 
 
 async def test_an_order_that_was_left_to_us_is_none() -> None:
