@@ -126,6 +126,8 @@ _BECAUSE: Final = {
     "low_battery": "the UPS reports a low battery",
     "blind": "runtime unknown",
     "blind: blind_s": "runtime unknown, and blind_s is over",
+    "blind: charge_pct": "runtime unknown, and the charge is low",
+    "blind: low_battery": "runtime unknown, and the UPS reports a low battery",
     "power_off_at": "the UPS has announced a cut of its output",
     "power_off_at permits no hold": "the checkpoint is durable then, and the UPS has announced a cut of its output",
 }

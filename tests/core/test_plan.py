@@ -538,6 +538,26 @@ def test_forecast_of_the_blind() -> None:
 
 
 @pytest.mark.parametrize(
+    ("charge_pct", "low", "expected"),
+    [
+        (40.1, False, [("emergency_checkpoint", 8.0, "blind"), ("shutdown", 120.0, "blind: blind_s")]),
+        (40.0, False, [("emergency_checkpoint", 8.0, "blind"), ("shutdown", 8.0, "blind: charge_pct")]),
+        (90.0, True, [("emergency_checkpoint", 4.0, "low_battery"), ("shutdown", 8.0, "blind: low_battery")]),
+    ],
+)
+def test_forecast_of_the_blind_with_little_charge(
+    charge_pct: float, expected: list[tuple[str, float, str]], *, low: bool
+) -> None:
+    """On utility after an outage: the next one ends with the dwell, and not when the time that is set is over."""
+    at = state(None, Online(), now=reading(source="utility", charge_pct=charge_pct), low_at_s=99.0 if low else None)
+    at = replace(at, feed=replace(at.feed, supply=Supply.UTILITY))
+    assert forecast(at, BLIND) == [(action, NOW_S + in_s, why) for action, in_s, why in expected]
+    held = state(None, HOLD, waited_s=8.0, now=reading(charge_pct=charge_pct), low_at_s=99.0 if low else None)
+    assert (commit(held, BLIND) == expected[-1][2]) is (expected[-1][1] == 8.0)
+    assert forecast(held, BLIND)[-1][1] == NOW_S - 8.0 + expected[-1][1]
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({}, True),

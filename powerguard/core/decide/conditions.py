@@ -74,6 +74,7 @@ COMEBACK_S = 180.0
 FLAPPING_S = 300.0
 FLAPPING_TRANSFERS = 3
 _NO_HOLD = "power_off_at permits no hold"
+_BLIND_FOR_LONG = "blind: blind_s"
 _FORECAST_PARTS = 48
 """How finely the moment is looked for at which a pause begins to pay."""
 _ALONE_S = 5.0
@@ -292,7 +293,7 @@ def _blind_commit(policy: Policy, state: State, waited_s: float) -> str:
         return "blind: low_battery"
     if reading is not None and reading.charge_pct is not None and reading.charge_pct <= _BLIND_CHARGE_PCT:
         return "blind: charge_pct"
-    return "blind: blind_s" if waited_s >= policy.blind_s else ""
+    return _BLIND_FOR_LONG if waited_s >= policy.blind_s else ""
 
 
 def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s: float) -> bool:
@@ -446,11 +447,7 @@ def _by_energy(policy: Policy, state: State, plan: Budget) -> list[Forecast]:
     phase, now_s = state.phase, plan.now_s
     out: list[Forecast] = []
     if plan.left is None or plan.tau_now_s is None or plan.tau_paused_s is None:
-        since_s = state.feed.since_s if state.feed.supply is Supply.BATTERY else now_s
-        if not isinstance(phase, Emergency):
-            at_s = since_s + policy.commit_dwell_s
-            out.append(Forecast(action="emergency_checkpoint", at_s=at_s, because="blind"))
-        return [*out, Forecast(action="shutdown", at_s=since_s + policy.blind_s, because="blind: blind_s")]
+        return _by_blindness(policy, state, now_s)
     left, at_s = plan.left, now_s
     if not isinstance(phase, Emergency):
         at_s, because = _pause(policy, state, plan)
@@ -459,6 +456,18 @@ def _by_energy(policy: Policy, state: State, plan: Budget) -> list[Forecast]:
     if not isinstance(phase, Holding) and plan.cut_in_s is None:
         out.append(Forecast(action="holding", at_s=at_s + plan.checkpoint_s, because="checkpoint durable"))
     return [*out, Forecast(action="shutdown", at_s=_commit_s(policy, state, plan, at_s, left), because="budget")]
+
+
+def _by_blindness(policy: Policy, state: State, now_s: float) -> list[Forecast]:
+    """Return the same where no runtime is known: a low battery, or a low charge, does not wait for blind_s."""
+    out: list[Forecast] = []
+    since_s, is_low = now_s - _dwelt_s(state, now_s), state.feed.low_battery_at_s is not None
+    if not isinstance(state.phase, Emergency):
+        because, dwell_s = ("low_battery", policy.pause_dwell_s) if is_low else ("blind", policy.commit_dwell_s)
+        out.append(Forecast(action="emergency_checkpoint", at_s=since_s + dwell_s, because=because))
+    because = _blind_commit(policy, state, policy.blind_s)
+    wait_s = policy.blind_s if because == _BLIND_FOR_LONG else policy.commit_dwell_s
+    return [*out, Forecast(action="shutdown", at_s=since_s + wait_s, because=because)]
 
 
 def _dwelt_s(state: State, now_s: float) -> float:
