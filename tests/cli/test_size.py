@@ -244,6 +244,42 @@ def test_what_is_not_reported_comes_from_the_settings(folder: Path, say: Say, go
     assert terms["usable"]["value"] == pytest.approx(0.42)
 
 
+@pytest.mark.parametrize(
+    ("shared", "own", "from_"),
+    [
+        ("{hosts: 6, own_w: 1800}", 0.1125, "shared.own_w of the settings"),
+        ("{hosts: 6}", 0.125, "load_now / shared.hosts of the settings"),
+    ],
+)
+def test_a_pause_of_this_host_is_none_of_the_others_on_its_ups(
+    shared: str, own: float, from_: str, folder: Path, say: Say
+) -> None:
+    """The daemon counts on no drop but its own: with 45 % paused it would fit twice, with 70 % it hardly does."""
+    path = settings_file(
+        folder, f"runtime_table: {{50: 540, 75: 360, 100: 240}}\n    rating_w: 16000\n    shared: {shared}"
+    )
+    _, out, _ = say("--size", "--config", path, "--json", "--load-w", "12kW")
+    answer = json.loads(out)
+    term = next(term for term in answer["terms"] if term["name"] == "load_paused")
+    assert term["value"] == pytest.approx(0.75 - 0.4 * own)
+    assert term["source"] == f"load - 0.4 x load of this host ({from_}); the other hosts as now"
+    assert {stage["load"] for stage in answer["stages"]} == {0.75, term["value"]}
+    given = json.loads(say("--size", "--config", path, "--json", "--load-w", "12kW", "--paused-w", "7200")[1])
+    alone = settings_file(folder, "runtime_table: {50: 540, 75: 360, 100: 240}\n    rating_w: 16000")
+    assert given == json.loads(say("--size", "--config", alone, "--json", "--load-w", "12kW", "--paused-w", "7200")[1])
+
+
+def test_a_tier_of_the_settings_pauses_earlier(folder: Path, say: Say) -> None:
+    """By one stop of the slowest host on the UPS, also where the site's paused load is of the whole UPS."""
+    table = "runtime_table: {50: 1540, 75: 1060, 100: 840}\n    rating_w: 16000"
+    path = settings_file(folder, f"{table}\n    shared: {{hosts: 6, longest_stop_s: 200}}")
+    top = json.loads(say("--size", "--config", path, "--json", "--load-w", "12kW")[1])
+    text = Path(path).read_text(encoding="utf-8")
+    Path(path).write_text(f"{text}shed: {{tier: 1, highest: 2}}\n", encoding="utf-8")
+    low = json.loads(say("--size", "--config", path, "--json", "--load-w", "12kW")[1])
+    assert top["commit_s"] - low["commit_s"] == pytest.approx(200.0, abs=20.0)
+
+
 def test_a_nameplate_in_the_settings(folder: Path, say: Say, golden: Golden) -> None:
     """battery_wh stands in for the table, and everybody who asks is told that it does."""
     path = settings_file(folder, "battery_wh: 2000\n    rating_w: 6000")

@@ -12,12 +12,13 @@ from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.shared import CONFIG
 from powerguard.core.energy import budget
 from powerguard.core.energy.nameplate import nameplate_table
+from powerguard.core.energy.own import own_load
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Trainer
+from powerguard.core.model.state import Battery, State, Trainer
 from powerguard.core.size.host import Site
 from powerguard.core.size.rack import Group
-from powerguard.daemon.observe.terms import PRESUMED
+from powerguard.daemon.observe.terms import OWN_WORDS, PRESUMED
 from powerguard.settings.load import load
 from powerguard.settings.policy import policy as policy_of
 from powerguard.settings.ups_models import Origin, find_model, known_models
@@ -318,8 +319,12 @@ def _load_paused(args: argparse.Namespace, policy: Policy, base: _Base, load: fl
             raise AmountError(msg)
         return min(given, load)
     trainers = base.trainers or (Trainer(name="training", conduct=Conduct.PAUSE),)
-    paused = budget.paused_load(policy, trainers, load)
-    if paused == load:
+    host_load = own_load(replace(policy, feeds=()), State(battery=Battery(load=load)), 0.0)
+    paused = budget.paused_load(policy, trainers, load, own=host_load)
+    if host_load is not None and any(each.conduct is not Conduct.CONTINUE for each in trainers):
+        falls = f"{1.0 - policy.paused_load_share:.3g} x load of this host ({OWN_WORDS[host_load.source]})"
+        sources["paused"] = f"load - {falls}; the other hosts as now"
+    elif paused == load:
         sources["paused"] = "the load: no trainer of the settings pauses"
     else:
         origin = base.origin if policy.paused_is_set else "default"

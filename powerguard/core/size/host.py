@@ -148,8 +148,15 @@ def state_at(site: Site, at_s: float) -> State:
 
 
 def policy_of(site: Site) -> Policy:
-    """Return the policy with the site's paused load in it."""
-    return replace(site.policy, paused_load_share=min(1.0, site.load_paused / site.load), paused_is_set=True)
+    """Return the policy with the site's paused load in it, which is of the whole UPS, also where others share it."""
+    policy = site.policy
+    return replace(
+        policy,
+        paused_load_share=min(1.0, site.load_paused / site.load),
+        paused_is_set=True,
+        shared=None,
+        shed=None if policy.shed is None else replace(policy.shed, extra_s=budget.shed_s(policy)),
+    )
 
 
 def _outage(site: Site) -> tuple[Policy, Battery, Feed, tuple[Trainer, ...]]:
