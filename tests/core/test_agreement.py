@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.comeback.recovery import reloaded, restore
+from powerguard.core.comeback.recovery import Stored, reloaded, restore
 from powerguard.core.decide.conditions import may_latch, outage_budget
 from powerguard.core.decide.machine import step
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
@@ -76,6 +76,28 @@ def test_who_has_never_said_anything_else_is_nobodys_witness() -> None:
     assert (both.supply, both.unproven_battery) == (Supply.UNKNOWN, True)
     news = after((3.0, "nut", "battery"), feed=feed)
     assert (news.supply, news.proven_by) == (BATTERY, "second_source"), "of one that had said utility, it supports"
+
+
+def test_who_has_said_utility_in_an_earlier_boot_is_still_a_witness() -> None:
+    """The power fails again while the host boots: both sources say battery from first contact, and nothing else."""
+    policy = replace(POLICY, boot_id="the next")
+    doubted = tuple(replace(each, doubted=each.source == "nut") for each in CALM.heard)
+    for feed, supply in ((CALM, BATTERY), (replace(CALM, heard=doubted), BATTERY), (Feed(), Supply.UNKNOWN)):
+        old = replace(restore(POLICY, None, 0.0).state, feed=feed)
+        state = restore(policy, Stored(state=old, boot_id=POLICY.boot_id, at_s=2.0), 5.0).state
+        assert (state.feed.reading, state.feed.supply) == (None, Supply.UNKNOWN)
+        for at_s in (6.0, 7.0):
+            for name in ("snmp", "nut"):
+                state = step(policy, state, says(at_s + 0.1 * (name == "nut"), name, "battery")).state
+        assert state.feed.supply is supply
+        assert isinstance(state.phase, Online) is (supply is not BATTERY)
+    stuck = tuple(replace(each, doubted=True) for each in CALM.heard)
+    assert (
+        after(
+            (6.0, "nut", "battery"), (7.0, "nut", "battery"), feed=fusion.rebooted(replace(CALM, heard=stuck), 5.0)
+        ).supply
+        is not BATTERY
+    )
 
 
 def test_an_older_reading_of_a_source_changes_nothing() -> None:

@@ -39,7 +39,7 @@ from powerguard.core.model.state import (
     Trainer,
     phase_name,
 )
-from powerguard.core.supply import feeds
+from powerguard.core.supply import feeds, fusion
 from powerguard.core.trainers import lifecycle
 
 LONGEST_GAP_S = 30 * 86400.0
@@ -232,8 +232,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
 
     state = State(
         phase=Online(),
-        # A source that has reported utility is not stuck at battery: its reports count as in any boot.
-        feed=Feed(since_s=now_s, utility_seen=old.feed.utility_seen),
+        feed=fusion.rebooted(old.feed, now_s),
         battery=carried(policy, old.feed, old.battery),
         trainers=lifecycle.at_start(policy, old.learned),
         maintenance=maintenance,

@@ -156,7 +156,7 @@ def _own(policy: Policy, ups: str) -> Policy:
 
 
 def _again(each: Supplied, at_s: float, battery: Battery) -> Supplied:
-    return Supplied(ups=each.ups, feed=Feed(since_s=at_s, utility_seen=each.feed.utility_seen), battery=battery)
+    return Supplied(ups=each.ups, feed=fusion.rebooted(each.feed, at_s), battery=battery)
 
 
 def of(state: State, ups: str) -> Supplied | None:

@@ -389,6 +389,16 @@ def without_former(policy: Policy, feed: Feed) -> Feed:
     )
 
 
+def rebooted(feed: Feed, at_s: float) -> Feed:
+    """Return the feed of the next boot, in which nothing has been read yet.
+
+    A source that has reported utility is not stuck at battery: its reports count as in any boot.
+    """
+    sane = (each for each in feed.heard if each.utility_seen and not each.doubted)
+    seen = tuple(SourceReport(source=each.source, utility_seen=True) for each in sane)
+    return Feed(since_s=at_s, utility_seen=feed.utility_seen, heard=seen)
+
+
 def is_draining(feed: Feed) -> bool:
     """Say whether the battery carries the load, whatever the cause; one that is not believed does not."""
     on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
