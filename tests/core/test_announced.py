@@ -47,6 +47,23 @@ def test_fsd_that_rises_in_a_silence_may_have_risen_at_its_beginning(silent_s: f
     assert again.fsd_at_s == result.fsd_at_s, "a silence that follows changes nothing"
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "word", "fsd_at_s"),
+    [
+        (DELAY_S + 300.0, "utility", 1.0 + DELAY_S),
+        (DELAY_S + 300.1, "utility", None),
+        (3600.0, "battery", 1.0 + DELAY_S),
+    ],
+)
+def test_fsd_that_rose_long_ago_on_utility_is_history(silent_s: float, word: str, fsd_at_s: float | None) -> None:
+    """The daemon was stopped for an hour, and upsd was tried with FSD: the host has outlived the cut."""
+    at_s = 1.0 + silent_s
+    feed = seen((0.0, "nut", "utility"), (1.0, "nut", word), (at_s, "nut", word, FSD), (at_s + 1.0, "nut", word, FSD))
+    assert (feed.fsd_at_s, feed.fsd_at_first) == (fsd_at_s, fsd_at_s is None)
+    outage = seen((at_s + 2.0, "nut", "battery", {**FSD, "input_present": False}), feed=feed)
+    assert outage.fsd_at_s == (at_s + 2.0 + DELAY_S if fsd_at_s is None else fsd_at_s), "an order on battery"
+
+
 def test_a_silence_between_its_two_readings_is_none_before_it() -> None:
     feed = seen((1.0, "nut", "utility"), (2.0, "nut", "battery", FSD), (60.0, "nut", "battery", FSD))
     assert feed.fsd_at_s == 2.0 + DELAY_S

@@ -328,7 +328,7 @@ def _announced(policy: Policy, source: _Source, last: Reading | None, reading: R
             since_s, fsd_at_s, at_first = None, None, False
         elif fsd_at_s is None:
             since_s = None
-    elif last is None:
+    elif last is None or (not last.forced_shutdown and _is_history(policy, last, reading, supply)):
         at_first = True
     else:
         if since_s is None and not at_first:
@@ -341,6 +341,11 @@ def _announced(policy: Policy, source: _Source, last: Reading | None, reading: R
     if (countdown_at_s, since_s, fsd_at_s, at_first) == old:
         return source
     return replace(source, countdown_at_s=countdown_at_s, fsd_since_s=since_s, fsd_at_s=fsd_at_s, fsd_at_first=at_first)
+
+
+def _is_history(policy: Policy, last: Reading, reading: Reading, supply: Supply) -> bool:
+    """Say whether an FSD that rose unseen on utility is as one at first contact: the cut would have come long ago."""
+    return supply is Supply.UTILITY and reading.at_s - last.at_s > policy.fsd_delay_s + SPENT_S
 
 
 def _runs(last: Reading | None, reading: Reading, *, is_known: bool) -> bool:
