@@ -6,7 +6,7 @@ import pytest
 
 from powerguard.core.model.actions import PowerOff
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
-from powerguard.core.model.state import Feed, SourceReport, Supply
+from powerguard.core.model.state import Feed, Online, SourceReport, Supply
 from powerguard.core.supply import fusion
 from tests.core.play import make_policy, play
 
@@ -90,6 +90,32 @@ def test_an_order_that_stood_at_first_contact_has_no_beginning_in_a_silence_eith
     assert (risen.fsd_at_first, risen.fsd_at_s) == (False, 63.0 + DELAY_S)
 
 
+def test_fsd_whose_cut_has_not_come_ends_with_utility() -> None:
+    """Five minutes after it was due: upsd keeps FSD until it is restarted."""
+    feed = seen((1.0, "nut", "utility"), (2.0, "nut", "battery", FSD), (3.0, "nut", "battery", FSD))
+    end_s = 2.0 + DELAY_S
+    dark = seen((end_s + 400.0, "nut", "battery", FSD), feed=feed)
+    assert dark.fsd_at_s == end_s
+    lit = seen((end_s + 300.0, "nut", "utility", FSD), feed=feed)
+    assert (lit.fsd_at_s, lit.fsd_at_first) == (end_s, False)
+    spent = seen((end_s + 300.1, "nut", "utility", FSD), (end_s + 301.0, "nut", "utility", FSD), feed=lit)
+    assert (spent.fsd_at_s, spent.fsd_at_first) == (None, True)
+
+
+def test_an_outage_that_was_aborted_before_a_cut_that_did_not_come_does_not_last_into_the_next() -> None:
+    """The operator aborts, utility comes back, and upsd keeps FSD: the next outage is not the one that was aborted."""
+    result = play(
+        "policy table=50:540,75:360,100:240 trainer=llm:pause:20",
+        "auto policy sync poweroff checkpoint=15",
+        "0..5 utility load=75 charge=100 runtime=360",
+        "6..9 battery load=75 charge=99 runtime=350",
+        "10..12 battery load=75 charge=98 runtime=345 forced_shutdown",
+        "12.5 abort",
+        "13..400 utility load=75 charge=98 runtime=345 forced_shutdown",
+    )
+    assert isinstance(result.state.phase, Online)
+
+
 def test_what_may_have_begun_too_long_ago_leaves_no_time_for_a_checkpoint() -> None:
     """The output may go at any moment: off at once, by two readings and one more poll."""
     result = play(
@@ -164,8 +190,7 @@ def test_what_did_not_come_is_spent_when_its_source_is_lost(fields: dict[str, An
         later = seen((at_s, "snmp", "utility"), feed=gone)
         assert {later.countdown_at_s, later.fsd_at_s} == ends
     back = seen((end_s + 400.0, "nut", "utility", fields), feed=gone)
-    says = {end_s, None} if "forced_shutdown" in fields else {None}
-    assert {back.countdown_at_s, back.fsd_at_s} == says, "it is there again: a countdown must be seen to fall again"
+    assert {back.countdown_at_s, back.fsd_at_s} == {None}, "it is there again, and no cut has come"
 
 
 def test_a_countdown_is_taken_back_by_who_has_reported_it() -> None:

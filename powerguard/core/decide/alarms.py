@@ -101,7 +101,7 @@ def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]
     if reading.overload:
         yield "overload", "the UPS is overloaded", Level.ERROR
     if feed.fsd_at_first:
-        because = "FSD was set at first contact and is ignored on utility: clear it at the UPS's primary"
+        because = "FSD stood at first contact, or has cut nothing: ignored on utility; clear it at the UPS's primary"
         yield "fsd_at_first", because, Level.WARNING
 
 

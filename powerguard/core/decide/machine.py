@@ -207,7 +207,9 @@ def _handle_reading(turn: Turn, reading: Reading) -> None:
     if budget.power_off_at_s(feed) is not None and budget.power_off_at_s(old) is None:
         turn.regrade()
     elif budget.power_off_at_s(feed) is None and budget.power_off_at_s(old) is not None:
-        turn.note("power_off_cancelled", "the countdown was read back as cancelled")
+        is_spent = feed.fsd_at_first and not old.fsd_at_first
+        because = "no cut has come" if is_spent else "the countdown was read back as cancelled"
+        turn.note("power_off_cancelled", because)
     alarms.update(turn, merged)
     alarms.update_own_load(turn)
 

@@ -328,8 +328,8 @@ def _announced(policy: Policy, source: _Source, last: Reading | None, reading: R
             since_s, fsd_at_s, at_first = None, None, False
         elif fsd_at_s is None:
             since_s = None
-    elif last is None or (not last.forced_shutdown and _is_history(policy, last, reading, supply)):
-        at_first = True
+    elif last is None or _is_history(policy, fsd_at_s, last, reading, supply):
+        since_s, fsd_at_s, at_first = None, None, True
     else:
         if since_s is None and not at_first:
             # After a silence the start is unknown: assume it came right after the last reading before.
@@ -343,9 +343,16 @@ def _announced(policy: Policy, source: _Source, last: Reading | None, reading: R
     return replace(source, countdown_at_s=countdown_at_s, fsd_since_s=since_s, fsd_at_s=fsd_at_s, fsd_at_first=at_first)
 
 
-def _is_history(policy: Policy, last: Reading, reading: Reading, supply: Supply) -> bool:
-    """Say whether an FSD that rose unseen on utility is as one at first contact: the cut would have come long ago."""
-    return supply is Supply.UTILITY and reading.at_s - last.at_s > policy.fsd_delay_s + SPENT_S
+def _is_history(policy: Policy, fsd_at_s: float | None, last: Reading, reading: Reading, supply: Supply) -> bool:
+    """Say whether an FSD on utility is as one at first contact: its cut was due long ago, and has not come.
+
+    upsd keeps FSD until it is restarted. fsd_at_s: when the cut is due; None: not known, as where it rose unseen.
+    """
+    if supply is not Supply.UTILITY:
+        return False
+    if fsd_at_s is not None:
+        return reading.at_s - fsd_at_s > SPENT_S
+    return not last.forced_shutdown and reading.at_s - last.at_s > policy.fsd_delay_s + SPENT_S
 
 
 def _runs(last: Reading | None, reading: Reading, *, is_known: bool) -> bool:
