@@ -7,7 +7,7 @@ import pytest
 from powerguard.core.decide import conditions
 from powerguard.core.energy import account, budget
 from powerguard.core.model.actions import Conduct, Grade
-from powerguard.core.model.policy import Policy
+from powerguard.core.model.policy import Policy, Shared
 from powerguard.core.model.state import Battery, Feed, OnBattery, Outage, State, Supply, Trainer
 from powerguard.core.size.host import Verdict
 from powerguard.core.size.rack import Group, RackCourse, Stage, course
@@ -131,6 +131,17 @@ def test_a_group_stops_in_its_own_time_and_makes_room_by_the_slowest() -> None:
     assert stops_s == pytest.approx([30.0, 110.0, 300.0])
     forced = course(replace(POLICY, force_after_s=100.0), [HIGH, MIDDLE]).groups[1]
     assert forced.shed_s == 100.0, "a host without its own time is forced off by then"
+
+
+def test_a_stop_that_the_settings_set_for_the_ups_makes_the_room() -> None:
+    """As the daemons reckon: each knows longest_stop_s of its settings, and no other host."""
+    shared = Shared(hosts=3, longest_stop_s=200.0)
+    found = course(replace(POLICY, shared=shared), [HIGH, MIDDLE, LOW]).groups
+    assert [each.shed_s for each in found] == [0.0, 200.0, 400.0]
+    assert [each.shed_s for each in course(replace(POLICY, shared=Shared(hosts=3)), [HIGH, MIDDLE]).groups] == [
+        0.0,
+        110.0,
+    ]
 
 
 def test_hosts_that_draw_more_than_the_ups_carries() -> None:

@@ -250,7 +250,8 @@ def _members(policy: Policy, groups: Sequence[Group]) -> list[_Member]:
     highest = max(group.tier for group in groups)
     own_s = min(policy.stop_q95_s, policy.force_after_s)
     stops_s = [own_s if group.stop_s is None else group.stop_s for group in groups]
-    shared = Shared(hosts=sum(group.count for group in groups), longest_stop_s=max(stops_s))
+    set_s = None if policy.shared is None else policy.shared.longest_stop_s
+    shared = Shared(hosts=sum(group.count for group in groups), longest_stop_s=max(stops_s) if set_s is None else set_s)
     members = []
     for group, stop_s in zip(groups, stops_s, strict=True):
         own = replace(
