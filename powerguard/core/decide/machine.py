@@ -365,8 +365,8 @@ def _handle_foreign_stop(turn: Turn, event: ForeignStop) -> None:
     turn.update(up=False)
     if isinstance(phase, Shutdown):
         methods.decide_late(turn, phase, stable=_is_stable(turn))
-    if isinstance(phase, Online | Shutdown):
-        return
+    if isinstance(phase, Online | Shutdown) or (isinstance(phase, Recovery) and _is_back(turn)):
+        return  # On utility a person stops the host, to repair it perhaps: it must stay off.
     what = "another program shuts the host down" if event.host_stopping else "the daemon is being stopped"
     turn.note("foreign_stop_seen", what, Level.WARNING, phase=phase_name(turn.state.phase))
     # The host must come back in either case: the power-on methods are armed while there is time.
@@ -492,6 +492,11 @@ def _is_stable(turn: Turn) -> bool:
     factor = FLAPPING_FACTOR if conditions.is_flapping(turn.state, turn.now_s) else 1.0
     stable_s = factor * turn.policy.utility_stable_s
     return fusion.is_stable(turn.policy, turn.state.feed, turn.now_s, stable_s=stable_s)
+
+
+def _is_back(turn: Turn) -> bool:
+    """Utility is stable, and no countdown runs."""
+    return _is_stable(turn) and budget.power_off_at_s(turn.state.feed) is None
 
 
 def _may_return(turn: Turn) -> bool:
