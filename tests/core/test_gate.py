@@ -88,6 +88,29 @@ def test_a_gate_is_not_said_to_be_forced_before_the_host_is_complete() -> None:
     assert [note.event for note in at.notes].count("gate_forced") == 1
 
 
+LATER_S = NOW_S + POLICY.unknown_hold_s
+
+
+@pytest.mark.parametrize(
+    ("known", "later"),
+    [
+        (feed(at_s=NOW_S - 4.0), feed(at_s=NOW_S - 4.0)),
+        (feed(Supply.UNKNOWN, since_s=NOW_S - 4.0), feed(Supply.UNKNOWN, LATER_S, since_s=NOW_S - 4.0)),
+    ],
+    ids=["a late poll", "unknown for a moment"],
+)
+def test_the_hold_of_a_silent_ups_counts_from_its_silence(known: Feed, later: Feed) -> None:
+    """Not from the boot: after ten minutes at the gate each late poll would open it, whatever the charge."""
+    long_ago = replace(BACK, began_s=-2000.0, checked_at_s=NOW_S)
+    at = turn(long_ago, at=known)
+    gate.reconcile(at, phase(at))
+    assert (kinds(at), at.notes) == ([], [])
+    at = Turn(POLICY, replace(at.state, feed=later, phase=replace(long_ago, checked_at_s=LATER_S)), LATER_S)
+    gate.reconcile(at, phase(at))
+    assert kinds(at) == ["ResumeTraining"]
+    assert [note.event for note in at.notes] == ["gate_forced", "gate_opened"]
+
+
 def test_a_check_that_was_overruled_while_it_ran_holds_nothing_up() -> None:
     at = turn(BACK)
     gate.reconcile(at, phase(at))

@@ -201,15 +201,14 @@ def test_with_utility_back_no_battery_hastens_the_power_off(supply: Supply) -> N
     ("at_s", "because"),
     [
         (101.0, "the UPS has not reported for long whether utility is there"),
-        (500.0, "the UPS has not answered for long"),
+        (700.0, "the UPS has not answered for long"),
     ],
 )
 def test_a_gate_that_is_forced_says_whether_the_ups_is_silent_or_does_not_say(at_s: float, because: str) -> None:
     """A person looks for a cable in the one case, and at the UPS itself in the other."""
     waits = Recovery(outage=OUTAGE, began_s=-90000.0, clean=True)
-    unknown = replace(
-        at_100(waits, supply=Supply.UNKNOWN), feed=Feed(supply=Supply.UNKNOWN, reading=says(100.0, "unknown"))
-    )
+    feed = Feed(supply=Supply.UNKNOWN, since_s=-90000.0, reading=says(100.0, "unknown"))
+    unknown = replace(at_100(waits, supply=Supply.UNKNOWN), feed=feed)
     (forced,) = [note for note in step(POLICY, unknown, Tick(at_s=at_s)).notes if note.event == "gate_forced"]
     assert forced.because.startswith(f"{because};")
 

@@ -424,7 +424,8 @@ AT_THE_GATE = Recovery(outage=OUTAGE, began_s=100.0, clean=True)
     [
         (Supply.UNKNOWN, "unknown", 699.0, 700.0, True),  # it answers, and says nothing
         (Supply.UNKNOWN, "unknown", 698.0, 699.9, False),
-        (Supply.UTILITY, "utility", 300.0, 700.0, True),  # it has fallen silent
+        (Supply.UTILITY, "utility", 100.0, 700.0, True),  # it has fallen silent
+        (Supply.UTILITY, "utility", 101.0, 700.0, False),
         (Supply.UTILITY, "utility", 159.0, 159.9, False),  # it answers: the charge decides, for a minute
         (Supply.BATTERY, "battery", 300.0, 700.0, False),
     ],

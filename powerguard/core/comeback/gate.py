@@ -14,7 +14,7 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import budget
 from powerguard.core.model.actions import CheckHost, Level, ResumeTraining
 from powerguard.core.model.events import Done, Failed
-from powerguard.core.model.state import Recovery, Supply
+from powerguard.core.model.state import Feed, Recovery, Supply
 from powerguard.core.supply import fusion
 from powerguard.core.trainers import lifecycle
 
@@ -91,10 +91,17 @@ def _because(turn: Turn, phase: Recovery) -> tuple[str, Level | None]:
     fresh = fusion.is_fresh(policy, state.feed, turn.now_s)
     if fresh and (state.feed.supply is not Supply.UNKNOWN or fusion.is_unknown_on_battery(state.feed.reading)):
         return "", None
-    if turn.now_s - max(phase.began_s, state.feed.lost_since_s or phase.began_s) < policy.unknown_hold_s:
+    if turn.now_s - max(phase.began_s, _unknown_since_s(state.feed, fresh=fresh)) < policy.unknown_hold_s:
         return "", None
     what = "has not reported for long whether utility is there" if fresh else "has not answered for long"
     return f"the UPS {what}; training starts without its answer", Level.ERROR
+
+
+def _unknown_since_s(feed: Feed, *, fresh: bool) -> float:
+    """Say since when it is not known whether utility is there. A poll that is late is no silence yet."""
+    if feed.lost_since_s is not None:
+        return feed.lost_since_s
+    return feed.since_s if fresh or feed.reading is None else feed.reading.at_s
 
 
 def handle(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:

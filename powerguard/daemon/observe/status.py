@@ -777,7 +777,7 @@ def _utility(daemon: Daemon) -> TrainingGate:
     if feed.supply is Supply.UNKNOWN or not fusion.is_fresh(policy, feed, now_s):
         if fusion.is_unknown_on_battery(feed.reading):
             return TrainingGate("utility", open=False, text="unknown, with the UPS's input gone: waited for")
-        hold = f"training starts blind {policy.unknown_hold_s:.0f} s after the return"
+        hold = f"training starts blind after {policy.unknown_hold_s:.0f} s of that"
         return TrainingGate("utility", open=False, text=f"unknown: no source reports; {hold}")
     for_s = now_s - feed.since_s
     if not fusion.is_stable(policy, feed, now_s, stable_s=policy.utility_stable_s):
