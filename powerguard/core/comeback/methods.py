@@ -273,6 +273,7 @@ def reconcile(turn: Turn) -> None:
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
         _arm_what_failed(turn, phase)
+        _arm_what_passed(turn, phase)
         return
     dark = isinstance(phase, Recovery) and phase.started_at_s is None and turn.state.feed.supply is Supply.BATTERY
     if dark and isinstance(phase, Recovery):
@@ -304,6 +305,23 @@ def _arm_what_failed(turn: Turn, phase: Shutdown) -> None:
         turn.owe(replace(each, retry_at_s=turn.now_s + ARM_AGAIN_S))
     if failed:
         _arm_again(turn, phase, {each.method for each in failed})
+
+
+def _arm_what_passed(turn: Turn, phase: Shutdown) -> None:
+    """Arm again what has acted in vain: the power-off is overdue, and once the host goes off it must come back.
+
+    An alarm of the clock that finds the host on is gone, and so is an intent at a sentinel, ten minutes later.
+    """
+    if not turn.policy.powers_off or not phase.force_at_s or turn.now_s < phase.force_at_s:
+        return
+    passed = {
+        each.method
+        for each in turn.state.armed
+        if each.outage == phase.outage.id and each.order is None and not each.leaving
+        if each.method is not PowerOnMethod.OUTPUT and turn.now_s >= each.acts_at_s
+    }
+    if passed:
+        _arm_again(turn, phase, passed)
 
 
 def _arm_again(turn: Turn, phase: Shutdown, methods: Collection[PowerOnMethod]) -> None:
