@@ -118,7 +118,7 @@ def _is_over(turn: Turn, node: NodeMarked) -> bool:
     not begin the wait again.
     """
     phase, feed = turn.state.phase, turn.state.feed
-    if feed.suspect:
+    if feed.awaits_witness:
         return False  # One reading of battery causes a poll and nothing else.
     if isinstance(phase, Recovery):
         return phase.tries > 0

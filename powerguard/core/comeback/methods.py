@@ -345,7 +345,7 @@ def _clear(turn: Turn) -> None:
 def _take_back(turn: Turn, each: Armed) -> None:
     """Order it disarmed, and again until that is confirmed."""
     feed = turn.state.feed
-    if feed.suspect:
+    if feed.awaits_witness:
         return  # One unconfirmed reading only causes a poll.
     if each.method is PowerOnMethod.OUTPUT and each.outage and not (each.confirmed or _may_still_cut(each, turn.now_s)):
         turn.settle(each)
@@ -451,7 +451,7 @@ def ensure_policy(turn: Turn, outage: str, *, limit_s: float) -> tuple[str, ...]
 def reconcile_policy(turn: Turn) -> None:
     """Put the policy back that an outage found, once there is none."""
     changed = turn.state.temporary_policy
-    if changed is None or not isinstance(turn.state.phase, Online) or turn.state.feed.suspect:
+    if changed is None or not isinstance(turn.state.phase, Online) or turn.state.feed.awaits_witness:
         return  # One unconfirmed reading only causes a poll: it may be the next outage, which needs always-on.
     if changed.order is None and turn.now_s >= changed.retry_at_s:
         id_ = turn.order(RestorePolicy, limit_s=turn.policy.bmc_limit_s, outage="", policy=changed.policy)

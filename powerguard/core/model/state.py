@@ -181,6 +181,11 @@ class Feed:
     heard: tuple[SourceReport, ...] = ()
     disagree_since_s: float | None = None
 
+    @property
+    def awaits_witness(self) -> bool:
+        """Whether the next reading says if it is battery. A source that is lost says nothing: it is not waited for."""
+        return self.suspect and self.lost_since_s is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Battery:

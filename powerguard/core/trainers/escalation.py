@@ -109,8 +109,8 @@ def _may_go_on(turn: Turn, each: Signalled) -> bool:
     """Training may go on, or was to before something else happened; after the commit systemd sees to it."""
     state = turn.state
     if each.word == CONTINUE:
-        return turn.now_s - each.at_s >= AGAIN_S and not state.feed.suspect
-    return not isinstance(state.phase, EmergencyCheckpoint | Holding | Shutdown) and not state.feed.suspect
+        return turn.now_s - each.at_s >= AGAIN_S and not state.feed.awaits_witness
+    return not isinstance(state.phase, EmergencyCheckpoint | Holding | Shutdown) and not state.feed.awaits_witness
 
 
 def _climb(turn: Turn, phase: Emergency) -> None:

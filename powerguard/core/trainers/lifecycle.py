@@ -634,7 +634,7 @@ def start_again(turn: Turn) -> None:
     phase, start = turn.state.phase, turn.state.start
     if not isinstance(phase, Online) and not (isinstance(phase, OnBattery) and phase.outage.aborted_by):
         return
-    if start is None or turn.state.feed.suspect:
+    if start is None or turn.state.feed.awaits_witness:
         return
     if start.confirmed and turn.now_s >= start.until_s:
         turn.settle(start)
@@ -669,7 +669,7 @@ def handle_resumed(turn: Turn, outcome: Done | Failed) -> None:
 
 def resume_again(turn: Turn) -> None:
     """Repeat the resumes that were not confirmed, while the trainers are alive and training is not to pause."""
-    if turn.state.feed.suspect or not isinstance(turn.state.phase, Online | OnBattery):
+    if turn.state.feed.awaits_witness or not isinstance(turn.state.phase, Online | OnBattery):
         return  # One unconfirmed reading only causes a poll. An abort, too, lets training continue.
     for trainer in turn.state.trainers:
         owed = resume_owed(turn.state, trainer.name)

@@ -926,8 +926,8 @@ PLANTS: tuple[Plant, ...] = (
         swaps=(
             ("isinstance(phase, OnBattery | Emergency) or (", "isinstance(phase, OnBattery) or ("),
             (
-                "turn.state.feed\n    if feed.suspect",
-                "turn.state.feed\n    return True\n    if feed.suspect",
+                "turn.state.feed\n    if feed.awaits_witness",
+                "turn.state.feed\n    return True\n    if feed.awaits_witness",
             ),
         ),
         level="job",
