@@ -396,6 +396,12 @@ def _continued(because: str, numbers: Numbers) -> str:
     return f"{because} after {_for(numbers, 'away_s')} away; the outage continues in phase {phase}"
 
 
+def _foreign_stop(because: str, _: Numbers) -> str:
+    if because.startswith("another program"):
+        return f"{because}: the power-on methods are armed while there is time"
+    return f"{because}: until it runs again, it neither saves training nor powers the host off"
+
+
 def _withdrawn(because: str, numbers: Numbers) -> str:
     left = f"the battery lasts {_for(numbers, 'reff_s')}, the stop needs {_for(numbers, 'stop_s')}"
     return f"the power-off was near and was withdrawn: {because} ({left})"
@@ -465,7 +471,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "drill_refused": _who("a drill was refused"),
     "drill_stage": lambda b, _: f"drill: the stage {b.replace('_', ' ')} begins",
     "drill_undoing": _plain("drill: everything is put back"),
-    "foreign_stop_seen": lambda b, _: f"{b}: the power-on methods are armed while there is time",
+    "foreign_stop_seen": _foreign_stop,
     "gate_forced": lambda b, _: f"training may continue although it is not safe yet: {b}",
     "gate_overruled": _who("the gate was overruled"),
     "gate_opened": lambda b, _: f"training may start: {_GATE.get(b, b)}",

@@ -75,6 +75,14 @@ def sentence_of(note: Note) -> str:
     return sentence(note.event, note.because, dict(note.numbers))
 
 
+def test_only_a_shutdown_of_the_host_is_said_to_arm_anything() -> None:
+    """Of a daemon that is stopped alone nothing is armed, and a person must not rely on it."""
+    of_host = sentence("foreign_stop_seen", "another program shuts the host down", {})
+    of_daemon = sentence("foreign_stop_seen", "the daemon is being stopped", {})
+    assert ("are armed" in of_host, "armed" in of_daemon) == (True, False)
+    assert "until it runs again" in of_daemon
+
+
 def test_orders_and_phases_have_words(golden: Golden) -> None:
     assert len({kind.word for kind in KINDS}) == len(KINDS), "two kinds of action (core/model/actions.py) have one word"
     assert {phase_name(phase) for phase, _ in TABLE} | {phase_name(phase) for phase in TABLE.values()} <= set(PHASES)

@@ -369,7 +369,7 @@ def _handle_foreign_stop(turn: Turn, event: ForeignStop) -> None:
         return  # On utility a person stops the host, to repair it perhaps: it must stay off.
     what = "another program shuts the host down" if event.host_stopping else "the daemon is being stopped"
     turn.note("foreign_stop_seen", what, Level.WARNING, phase=phase_name(turn.state.phase))
-    # The host must come back in either case: the power-on methods are armed while there is time.
+    # The host must come back in either case. Only if it stops now are the power-on methods armed.
     methods.ensure_policy(turn, turn.outage_id, limit_s=turn.policy.bmc_limit_s)
     if event.host_stopping:
         methods.foreign_stop(turn)
