@@ -29,6 +29,26 @@ def next_boot(left: State, *, gap_s: float | None = 600.0) -> UnseenStop | None:
 
 
 @pytest.mark.parametrize(
+    ("came", "starts"), [((), 2), (("80 trainer llm alive=true", "81 trainer llm alive=false"), 1)]
+)
+def test_training_that_was_started_and_has_not_come_up_yet_is_owed(came: tuple[str, ...], starts: int) -> None:
+    """A battery that an outage has emptied dies at the next transfer, while training still loads its image."""
+    result = play(
+        "policy table=50:540,75:360,100:240",
+        AUTO,
+        "0..10 utility load=75 charge=100 runtime=360",
+        "11..25 battery load=75 charge=90 runtime=300",
+        "5 reboot gap=900",
+        "6..79 utility load=10 charge=95 runtime=3000",
+        *came,
+        "82..100 utility load=10 charge=95 runtime=3000",
+        "5 reboot gap=60",
+        "6..95 utility load=10 charge=95 runtime=3000",
+    )
+    assert len(result.ordered(ResumeTraining)) == starts
+
+
+@pytest.mark.parametrize(
     ("setting", "report", "starts", "because"),
     [
         ("start", "policy-always-on ac", True, ""),

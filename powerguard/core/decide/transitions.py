@@ -183,6 +183,8 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> P
     because = decision.because
     if target is Online or isinstance(old, Online):
         lifecycle.forget_outage(turn, resumed=decision.cause in _RESUMES)
+    if decision.cause is Cause.RESUMED and isinstance(old, Recovery) and old.started_at_s is not None:
+        lifecycle.owe_first_trainer(turn, old.outage.id)
     if isinstance(old, Online):
         rehearsal.interrupt(turn, because)
     if target is Online:

@@ -434,7 +434,8 @@ class Start(Obligation):
     """Training is to be started again after a return in place. tries: starts that failed.
 
     ending: trainers that were to end and were still there when it was ordered. The start of one that runs has no
-    effect, so until until_s it is ordered again while one of them is gone. confirmed: the last order was carried out.
+    effect, so until until_s it is ordered again while one of them is gone. confirmed: the last order was carried out;
+    without anything in ending, the first trainer is then awaited, and nothing is ordered.
     """
 
     tries: int

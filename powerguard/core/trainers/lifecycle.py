@@ -54,6 +54,8 @@ START_TRIES = 3
 START_AGAIN_S = 30.0
 ENDS_S = 180.0
 """How long a trainer that was to end may take for it, once its training is to run again."""
+COMES_S = 600.0
+"""How long after its start the first trainer may take to appear: images are loaded, and modules imported."""
 CHEAP_STALL = 0.05
 """A checkpoint during training is taken if it delays training for less than this share of the work at risk."""
 _PAUSE_LIMIT_S = 10.0
@@ -629,6 +631,16 @@ def _settle_start(turn: Turn) -> None:
         turn.settle(turn.state.start)
 
 
+def owe_first_trainer(turn: Turn, outage: str) -> None:
+    """Training was started, and no trainer is there yet: should the host lose power unseen now, it is still owed.
+
+    A scheduler starts its jobs again by itself, and its node may be idle.
+    """
+    if not turn.policy.scheduler and not any(trainer.alive for trainer in turn.state.trainers):
+        until_s = turn.now_s + COMES_S
+        turn.owe(Start(outage=outage, at_s=turn.now_s, tries=0, until_s=until_s, confirmed=True))
+
+
 def start_again(turn: Turn) -> None:
     """Start again what could not be started, while training is to run."""
     phase, start = turn.state.phase, turn.state.start
@@ -636,7 +648,8 @@ def start_again(turn: Turn) -> None:
         return
     if start is None or turn.state.feed.awaits_witness:
         return
-    if start.confirmed and turn.now_s >= start.until_s:
+    came = not start.ending and any(trainer.alive for trainer in turn.state.trainers)
+    if start.confirmed and (came or turn.now_s >= start.until_s):
         turn.settle(start)
         unseen = any(_policy_of(turn.policy, name).unseen for name in start.ending)
         if unseen or _has_ended(turn, start):  # the last order, or the first one if an outage came between
