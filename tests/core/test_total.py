@@ -6,7 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from powerguard.core.decide import conditions
 from powerguard.core.decide.machine import step
@@ -94,6 +94,17 @@ def test_the_stories_lead_where_they_say(phase: str) -> None:
     each_fields=st.lists(readings, min_size=1, max_size=5),
     rating_w=st.sampled_from([None, 5400.0]),
     after_s=st.sampled_from([0.01, 1.0, 1.0, 8.0, 4000.0]),
+)
+@example(  # The first news of battery after a long silence once sent training on.
+    begin=STATES[0],
+    each_fields=[
+        {"output_source": OutputSource.UTILITY},
+        {"output_source": OutputSource.UTILITY, "output_off_in_s": 1.0},
+        {"output_source": OutputSource.OFF, "output_off_in_s": 0.0},
+        {"output_source": OutputSource.BATTERY},
+    ],
+    rating_w=None,
+    after_s=4000.0,
 )
 def test_no_reading_raises_or_poisons(
     begin: tuple[Player, State], each_fields: list[dict[str, Any]], rating_w: float | None, after_s: float

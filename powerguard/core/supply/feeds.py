@@ -285,7 +285,7 @@ def unreported_since_s(state: State) -> float | None:
         return feed.lost_since_s
     if feed.supply is Supply.BATTERY or feed.reading is None or not feed.utility_seen:
         return None
-    if fusion.is_unknown_on_battery(feed.reading):
+    if fusion.is_unknown_on_battery(feed.reading) or feed.awaits_witness:
         return None
     # One of several that went to battery and reports "off" now: its battery may have ended, and another one's carries.
     return None if any(each.feed.supply is Supply.BATTERY for each in state.upses) else feed.since_s
