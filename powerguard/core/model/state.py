@@ -156,7 +156,7 @@ class Feed:
     low_battery_at_s: since when two readings on battery have reported low battery.
     countdown_at_s: when the UPS cuts its output by a countdown of its own, reported by two readings.
     fsd_at_s: when it does so after a forced shutdown that we saw rise, by fsd_since_s: when that began at the earliest.
-    fsd_at_first: FSD stood at first contact: history on utility, an order on battery.
+    fsd_at_first: FSD stood at first contact, or has cut nothing: history on utility, an order on battery.
     heard: what each source says, where there are several; `reading` is then what they say together.
     disagree_since_s: since when some of them say battery and others utility.
     """

@@ -70,7 +70,7 @@ WARNINGS: Final = {
     "trainer_left_stopped": "a stopped trainer could not be continued; powerguard keeps trying",
     "power_on_stuck": "a power-on method of an earlier outage cannot be disarmed; powerguard keeps trying",
     "power_on_doubtful": "an earlier run may have armed a power-on method, which cannot be disarmed; it is retried",
-    "fsd_at_first": "a forced shutdown was set at the UPS when it was first read",
+    "fsd_at_first": "the UPS still reports a forced shutdown of earlier, which is ignored on utility",
     "low_charge": "the battery would not survive a second outage yet",
     "training_paused": "training is paused although there is no outage",
     "training_held": "another host of the job is on battery and holds training: the GPUs here are idle",
