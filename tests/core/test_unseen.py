@@ -48,6 +48,25 @@ def test_training_that_was_started_and_has_not_come_up_yet_is_owed(came: tuple[s
     assert len(result.ordered(ResumeTraining)) == starts
 
 
+@pytest.mark.parametrize("gone", ["80 trainer llm alive=false", "95 trainer llm alive=false"])
+def test_training_that_was_started_in_place_and_has_not_come_up_yet_is_owed(gone: str) -> None:
+    """The same without a power-off between: the trainer (after: exit) ended in the outage, or after its start."""
+    result = play(
+        "policy table=50:2700,75:1800,100:1200 trainer=llm:exit:20",
+        AUTO,
+        "0..5 utility load=75 charge=100 runtime=1800",
+        "6 trainer llm alive=true conduct=exit step=100",
+        "7..79 battery load=75 charge=40 runtime=400",
+        *((gone,) if gone.startswith("80") else ()),
+        "81..94 utility load=20 charge=40 runtime=1600",
+        gone,
+        "96..400 utility load=20 charge=60 runtime=1600",
+        "5 reboot gap=60",
+        "6..95 utility load=10 charge=95 runtime=3000",
+    )
+    assert result.ordered(ResumeTraining)[-1].outage.startswith("boot-two")
+
+
 @pytest.mark.parametrize(
     ("setting", "report", "starts", "because"),
     [

@@ -614,6 +614,8 @@ def handle_start(turn: Turn, outcome: Done | Failed) -> None:
         if start is not None and start.ending and not events.is_recorded(outcome):
             again_s = START_AGAIN_S if _has_ended(turn, start) else 0.0
             turn.owe(replace(start, confirmed=True, retry_at_s=turn.now_s + again_s))
+        elif not events.is_recorded(outcome):
+            owe_first_trainer(turn, "" if start is None else start.outage)
         return
     outage = outcome.action.outage if isinstance(outcome.action, ResumeTraining) else ""
     start = start or Start(outage=outage, tries=0)
