@@ -149,6 +149,7 @@ class WatchdogDrill:
             left_s = await watchdog.arm(self._in_s, self._by_s())
             numbers = ("in_s", left_s), ("board", drill.board.name)
             self._note("watchdog_drill_armed", f"begun by {who}", Level.WARNING, numbers)
+            self._may_begin()  # The file and the BMC have taken seconds, and the power may have failed meanwhile.
             order = PowerOff(
                 id=f"{self._host.boot_id[:8]}-watchdog-drill",
                 by_s=self._host.clock() + _LIMIT_S,
@@ -172,8 +173,16 @@ class WatchdogDrill:
         return left_s
 
     async def _check(self) -> "tuple[WatchdogEffector, WatchdogStatus]":
-        """Check that it may begin. Raises EffectorError."""
-        watchdog, host = self._watchdog(), self._host
+        """Check that it may begin, and that the BMC's timer is free. Raises EffectorError."""
+        watchdog = self._watchdog()
+        self._may_begin()
+        seen = await watchdog.look(self._by_s())
+        watchdog.board(seen)
+        return watchdog, seen
+
+    def _may_begin(self) -> None:
+        """Check that it may begin by what the daemon knows now. Raises EffectorError."""
+        host = self._host
         refused = checks.refusal(host.policy, host.state, host.clock(), ("policy",), "simulated")
         refused = refused or checks.unsaved(host.state, host.clock())
         if not refused and host.host_kind != "systemd":
@@ -187,9 +196,6 @@ class WatchdogDrill:
             refused = "the last drill is not judged yet, and judging stops the timer: repeat this in a few minutes"
         if refused:
             raise EffectorError(refused)
-        seen = await watchdog.look(self._by_s())
-        watchdog.board(seen)
-        return watchdog, seen
 
     @property
     def _force_s(self) -> float:

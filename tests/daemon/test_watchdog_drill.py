@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, Level, PowerOff, PowerOnMethod
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, Level, Note, PowerOff, PowerOnMethod
 from powerguard.core.model.policy import Mode
 from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.watchdog_drill import WatchdogDrill, verdict
@@ -228,6 +228,25 @@ async def test_what_was_done_is_taken_back_where_it_does_not_begin(device: IpmiD
         mine.refuses = False
         device.trick()
         assert await mine.drill.begin("root", "gpu07") > 100.0
+
+
+@dataclass
+class Blackout(Watched):
+    """The power fails when the drill has armed the timer."""
+
+    def note(self, note: Note) -> None:
+        super().note(note)
+        if note.event == "watchdog_drill_armed":
+            self.state = scene("on_battery").state
+
+
+@needs_device
+async def test_it_does_not_power_off_where_the_power_fails_while_the_bmc_is_asked(device: IpmiDevice) -> None:
+    """Then training has to be saved first, and utility may be back before any power-off is needed."""
+    async with bench(device, Blackout(policy=ready().policy, state=ready().state)) as mine:
+        with pytest.raises(EffectorError, match="the phase is on_battery, not online"):
+            await mine.drill.begin("root", "gpu07")
+        assert (mine.offs, device.timer[1], mine.record["state"]) == ([], 0, "failed")
 
 
 # --- Judging --------------------------------------------------------------------------------------------------------
