@@ -226,7 +226,7 @@ def _fail(turn: Turn, why: str) -> None:
 def reconcile(turn: Turn) -> None:
     """Go on with the drill, on utility: asked at every event."""
     drill = turn.state.drill
-    if drill is None or turn.state.feed.suspect:
+    if drill is None or turn.state.feed.awaits_witness:
         return  # A single reading of battery is not an outage yet, but orders wait.
     forget_lost_orders(turn, drill)
     if because := _unsafe(turn, drill):
