@@ -167,7 +167,7 @@ def _handle_outcome(turn: Turn, outcome: Done | Failed) -> None:
     if drill is None or waited is None:
         _handle_stranger(turn, action)
         if drill is not None and isinstance(drill.part, PlugPulled) and isinstance(action, TriggerCheckpoint):
-            figure(turn, **{f"checkpoint_s.{action.trainer}": round(outcome.took_s, 3)})
+            _enter_checkpoint(turn, drill, action.trainer, outcome)
         return
     change(turn, waiting=tuple(each for each in drill.waiting if each is not waited))
     if isinstance(outcome, Done):
@@ -179,6 +179,16 @@ def _handle_outcome(turn: Turn, outcome: Done | Failed) -> None:
         # It may have reached the trainer after its resume, whatever the outcome.
         change(turn, paused=tuple(dict.fromkeys((*drill.paused, waited.trainer))))
         resume(turn, waited.trainer)
+
+
+def _enter_checkpoint(turn: Turn, drill: Drill, name: str, outcome: Outcome) -> None:
+    """Enter how a checkpoint behind a pulled plug ended; one that has failed for good may still be tried again."""
+    if isinstance(outcome, Done) and not events.is_recorded(outcome):
+        figure(turn, **{f"checkpoint_s.{name}": round(outcome.took_s, 3)})
+    what, trainer = f"checkpoint: {name}: ", turn.state.trainer(name)
+    given_up = None if trainer is None else trainer.given_up
+    failed = () if given_up is None else (f"{what}{given_up.because}",)
+    change(turn, failures=(*(each for each in drill.failures if not each.startswith(what)), *failed))
 
 
 def _handle_stranger(turn: Turn, action: Action) -> None:
@@ -644,14 +654,22 @@ def end_of_outage(turn: Turn, because: str) -> None:
         figure(turn, charge_after_pct=None if reading is None else reading.charge_pct)
         report_health(turn, drill.began_s)
         drill = turn.state.drill or drill
-        if dict(drill.figures).get("powered_off_clean") is False:
-            report(turn, drill, "failed", "the plug was pulled, and the host lost power before it was off")
-        else:
-            report(turn, drill, "passed", f"the plug was pulled, and the outage ended: {because}")
+        report(turn, drill, *_how_it_ended(turn, drill, because))
     if drill.waiting and isinstance(drill.part, HandedOver):
         change(turn, part=Undoing(at_s=turn.now_s, result="interrupted", because="a real outage"))
     else:
         turn.update(drill=None)
+
+
+def _how_it_ended(turn: Turn, drill: Drill, because: str) -> tuple[str, str]:
+    """Return the result of a drill whose plug was pulled, and why."""
+    if dict(drill.figures).get("powered_off_clean") is False:
+        return "failed", "the plug was pulled, and the host lost power before it was off"
+    unseen = [because for note in turn.notes if note.event in ("resume_failed", "resume_unconfirmed")]
+    if failures := (*drill.failures, *unseen):
+        return "failed", f"the plug was pulled, and the outage ended; {'; '.join(failures)}"
+    result = "recorded" if is_recorded(drill) else "passed"
+    return result, f"the plug was pulled, and the outage ended: {because}"
 
 
 def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ...]:
@@ -696,5 +714,8 @@ def after_reboot(turn: Turn, old: State, shift_s: float) -> None:
     if isinstance(drill.part, PlugPulled):
         turn.update(drill=drill)
         figure(turn, powered_off_clean=isinstance(old.phase, Shutdown) and old.phase.powers_off)
+        for trainer in old.trainers:
+            if trainer.owes and isinstance(old.phase, Shutdown):
+                _fail(turn, f"checkpoint: {trainer.name}: it was not durable at the power-off")
     else:
         report(turn, drill, "interrupted", "the host was restarted in the middle of it")

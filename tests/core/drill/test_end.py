@@ -370,6 +370,37 @@ def test_a_pulled_plug_is_logged_with_who_pulled_it_to_the_millisecond() -> None
     assert outage_s == round(report(outcome).at_s - 19.1234, 3)
 
 
+DEEP = (
+    "16 drill witness=plug\n17 utility load=75 charge=100 runtime=360\n"
+    "18..99 battery load=75 charge=100-0.4 runtime=350-2\n"
+)
+FULL = f"{DEEP}100 failed llm full\n102 failed llm full\n105 failed llm full\n"
+AT_LAST = f"{FULL}106 checkpoint_now\n109 done checkpoint\n"
+BACK = "121..140 utility load=75 charge=60 runtime=160"
+OFF = (
+    f"{DEEP}100..160 battery load=75 charge=67-0.4 runtime=186-2\n10 reboot gap=600\n"
+    "11 trainer llm alive=false\n12..400 utility load=20 charge=95"
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "story", "result", "because"),
+    [
+        ("armed", f"{FULL}{BACK}", "failed", "llm: full"),
+        ("armed", f"{AT_LAST}{BACK}", "passed", "utility stable"),
+        ("armed", OFF, "failed", "llm: it was not durable at the power-off; training was started; llm reported no"),
+        ("dry-run", f"{DEEP}100..120 battery load=75 charge=60\n{BACK}", "recorded", "the plug was pulled"),
+    ],
+    ids=["not saved", "saved later", "not saved and not back", "dry-run"],
+)
+def test_a_pulled_plug_has_not_passed_where_training_was_not_saved_or_did_not_come_back(
+    mode: str, story: str, result: str, because: str
+) -> None:
+    outcome = played(story, "auto policy sync poweroff resume trainer_resume", words=f"{WORDS} mode={mode}")
+    assert report(outcome).result == result
+    assert because in report(outcome).because
+
+
 def test_a_restart_in_a_pulled_plug_leaves_it_running() -> None:
     """The real rules run; a new daemon goes on with them, and the drill with it."""
     player = Player()
