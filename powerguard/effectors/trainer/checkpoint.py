@@ -71,7 +71,7 @@ LAST_WORDS_S = 0.25
 class Run:
     """Carries out one TriggerCheckpoint. publish: takes CheckpointProgress. where: what failures name, an address.
 
-    ends_training: this way of saving ends training, so it is not used if training is to continue.
+    ends_training: this way of saving ends training, so it is not used if training is to continue, as after a drill.
     since_ns: newest stamp in the folder before the request. unseen: why the folder could not be read.
     growing: new files in it were still changing when the last look ended.
     """
@@ -91,7 +91,7 @@ class Run:
 
     async def run(self) -> Detail:
         """Return what `Done.detail` promises; raises EffectorError."""
-        if self.ends_training and self.action.after is Conduct.CONTINUE:
+        if self.ends_training and (self.action.after is Conduct.CONTINUE or self.action.reason == Reason.DRILL):
             self.fail("saves only when it ends, but training is to continue: not asked")
         self.began_s = self.clock()
         try:

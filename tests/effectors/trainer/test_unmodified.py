@@ -14,6 +14,7 @@ import textwrap
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -326,14 +327,15 @@ async def test_a_program_that_fails_says_why(command: list[str], expected: str) 
     ],
     ids=["signal", "command", "fallback"],
 )
+@pytest.mark.parametrize(("reason", "after"), [("on_battery", Conduct.CONTINUE), ("drill", Conduct.PAUSE)])
 async def test_what_would_end_training_is_not_asked_while_it_is_to_go_on(
-    options: TrainerOptions | SignalTrainerOptions | CommandTrainerOptions,
+    options: TrainerOptions | SignalTrainerOptions | CommandTrainerOptions, reason: str, after: Conduct
 ) -> None:
-    """An operator's `powerguard checkpoint`, or a precaution, must not cost the training."""
+    """An operator's `powerguard checkpoint`, a precaution, or a drill must not cost the training."""
     helper = Helper()
     made = TrainerEffector([options], clock=boottime_s, publish=lambda _: None, helper=helper)
     with pytest.raises(EffectorError, match="saves only when it ends, but training is to continue: not asked"):
-        await made.carry_out(order())
+        await made.carry_out(replace(order(), reason=reason, after=after))
     await made.close()
     assert helper.asked == []
 
