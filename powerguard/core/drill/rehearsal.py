@@ -71,6 +71,7 @@ from powerguard.core.model.state import (
     OnBattery,
     Online,
     PlugPulled,
+    Recovery,
     Shutdown,
     State,
     Supply,
@@ -713,7 +714,8 @@ def after_reboot(turn: Turn, old: State, shift_s: float) -> None:
     drill = replace(drill, began_s=drill.began_s + shift_s, part=replace(drill.part, at_s=drill.part.at_s + shift_s))
     if isinstance(drill.part, PlugPulled):
         turn.update(drill=drill)
-        figure(turn, powered_off_clean=isinstance(old.phase, Shutdown) and old.phase.powers_off)
+        if not isinstance(old.phase, Recovery):  # A further boot says nothing of the power-off.
+            figure(turn, powered_off_clean=isinstance(old.phase, Shutdown) and old.phase.powers_off)
         for trainer in old.trainers:
             if trainer.owes and isinstance(old.phase, Shutdown):
                 _fail(turn, f"checkpoint: {trainer.name}: it was not durable at the power-off")

@@ -495,6 +495,14 @@ def test_a_reboot_in_an_outage_does_not_report_the_drill_a_second_time() -> None
     assert len(notes(result, "drill_ended")) == 1
 
 
+def test_a_host_that_is_booted_once_more_on_its_return_was_powered_off_in_order_all_the_same() -> None:
+    """A person repairs it, perhaps, before training can be started."""
+    off = "100..160 battery load=75 charge=67-0.4 runtime=186-2\n10 reboot gap=600\n11..14 utility load=20 charge=90"
+    back = "10 reboot gap=60\n11..60 utility load=20 charge=95\n61 trainer llm step=7\n62 utility load=75 charge=95"
+    outcome = played(f"{DEEP}{off}\n{back}", ANSWERS)
+    assert (report(outcome).result, dict(report(outcome).figures)["powered_off_clean"]) == ("passed", True)
+
+
 def test_a_pulled_plug_that_ends_in_a_power_off_is_timed_over_both_boots() -> None:
     """40 s of it before, 300 s off, and what the return takes."""
     player = Player()
