@@ -9,7 +9,7 @@ from powerguard.core.energy import needs, own
 from powerguard.core.model.actions import Action, EnsurePolicy, Scalar
 from powerguard.core.model.events import Reading, TrainerSeen
 from powerguard.core.model.policy import Drop, Policy
-from powerguard.core.model.state import Drill, DrillOrder, DrillStage, State, Trainer
+from powerguard.core.model.state import Activity, Drill, DrillOrder, DrillStage, State, Trainer
 from powerguard.core.supply import feeds
 from powerguard.core.trainers import escalation
 
@@ -152,10 +152,15 @@ def look_at_baseline(turn: Turn, stage: DrillStage) -> str | None:
 
 
 def look_at_load(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
-    """Paused or capped: wait until the load has settled, and learn by how much it fell. "": it is over."""
+    """Paused or capped: wait until the load has settled, and learn by how much it fell.
+
+    "": it is over; another text: a trainer has not paused, so nothing can be measured.
+    """
     if is_recorded(drill):
         return ""
     late = turn.now_s >= stage.by_s
+    if stage.name == "pause" and (because := _unpaused_because(turn, drill)):
+        return because if late else None
     load, settled = stage_load(stage, turn.now_s, late=late)
     if stage.of != dict(drill.figures).get("load_of", stage.of):
         load, settled = None, False  # What measured the host before does so no more: the two cannot be compared.
@@ -174,6 +179,12 @@ def look_at_load(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
     elif stage.name == "cap":
         _learn_cap(turn, drill, stage, load, settled=settled)
     return ""
+
+
+def _unpaused_because(turn: Turn, drill: Drill) -> str:
+    """Say which trainers have confirmed the pause, and train on by their own report; "" if none does."""
+    trains = [t.name for t in turn.state.trainers if t.name in drill.paused and t.activity is Activity.TRAINING]
+    return f"{', '.join(trains)}: has not paused" if trains else ""
 
 
 def _rest_w(turn: Turn) -> float | None:

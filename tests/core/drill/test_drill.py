@@ -413,6 +413,20 @@ def test_a_self_test_that_nobody_starts_or_that_never_ends() -> None:
     assert (summary.result, summary.lasted_s) == ("failed", 301.0)
 
 
+@pytest.mark.parametrize(("at_s", "result"), [(None, "failed"), (45, "passed")])
+def test_a_trainer_that_confirms_its_pause_and_trains_on_has_not_paused(at_s: int | None, result: str) -> None:
+    """A load that did not fall has settled, too: nothing is learned of it. One that is late has paused."""
+    lines = [f"{at} trainer llm step={at}" + " paused=true" * (at_s is not None and at >= at_s) for at in (35, 45, 60)]
+    load = "36..{} utility load=75 charge=100 runtime=360"
+    story = [lines[0], load.format(44), lines[1], load.format(59).replace("36", "46"), lines[2]]
+    begin = "16 drill scope=pause\n17..34 utility load=75 charge=100 runtime=360"
+    outcome = played("\n".join((begin, *story, "61..90 utility load=75 charge=100 runtime=360")))
+    assert report(outcome).result == result
+    assert ("llm: has not paused" in report(outcome).because) is (at_s is None)
+    assert bool(outcome.state.learned.pauses) is (at_s is not None)
+    assert outcome.ordered(ResumeTrainer)
+
+
 def test_a_pulled_plug_measures_the_battery() -> None:
     """Deep enough: the health that this discharge has shown is in the report."""
     deep = "17 utility load=75 charge=100 runtime=360\n18..117 battery load=75 charge=100-0.4 runtime=350-1.9\n"
