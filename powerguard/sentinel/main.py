@@ -127,7 +127,7 @@ async def run(
                 break
             taken, event = another, "settings_reloaded"
         notifier.stopping()
-        await keeper.flush(1.0)
+        await keeper.close(1.0)
     log.info("sentinel_stopped")
 
 
@@ -280,7 +280,7 @@ PREFIX: Final = "powerguard_sentinel_"
 GAUGES: Final = {
     "armed": ((), "1: hosts are powered on; 0: dry-run."),
     "store_writable": ((), "1: all intents are on disk; 0: they are not, and new ones are refused."),
-    "store_damaged": ((), "1: the stored intents were damaged at the start, and were set aside."),
+    "store_damaged": ((), "1: stored intents do not count: their file was damaged, or cannot be read."),
     "intent": (("host",), "1: the host has asked at its power-off to be powered on again; 0: it has not."),
     "intent_tries": (("host",), "Orders given for the stored intent."),
     "host_on": (("host",), "1: its BMC reports it as on; 0: as off. Absent: unknown."),

@@ -419,6 +419,8 @@ class Sentinel:
     async def answer(self, kind: str, request: wire.Request) -> Answer:
         """Answer a host that has proven who it is."""
         self.left_off.discard(request.host)
+        if kind != "hello":
+            self.keeper.hear(request.host)
         match kind:
             case "store":
                 return await self._store(request)

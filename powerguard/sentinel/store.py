@@ -8,6 +8,7 @@ The table of intents in memory, and its way to the disk: one writer, and each ca
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -69,6 +70,22 @@ class IntentTable:
             return replace(self, intents=left)
         given = StoredOrders(host=host, outage=intent.outage, orders=intent.tries)
         return replace(self, intents=left, given={**self.given, host: given})
+
+    def hear(self, host: str) -> "IntentTable":
+        """Return the table with a trace of the host: what an earlier file holds of it counts no more."""
+        if host in self.given:
+            return self
+        return replace(self, given={**self.given, host: StoredOrders(host=host, outage="", orders=0)})
+
+    def over(self, earlier: "IntentTable") -> "IntentTable":
+        """Return the table with what an earlier file holds of hosts of which this one has no trace."""
+        known = self.intents.keys() | self.given.keys()
+        orders_s = [each for each in (self.last_order_s, earlier.last_order_s) if each is not None]
+        return IntentTable(
+            intents={**{name: each for name, each in earlier.intents.items() if name not in known}, **self.intents},
+            last_order_s=max(orders_s, default=None),
+            given={**earlier.given, **self.given},
+        )
 
     def only(self, hosts: Container[str]) -> "IntentTable":
         """Return the table without orders to unknown hosts; intents end by `decide`."""
@@ -148,40 +165,74 @@ def _plus(at_s: float | None, by_s: float) -> float | None:
 
 
 class IntentFile:
-    """The file in its folder. Every call blocks, for as long as the disk does: call it in a thread."""
+    """The file in its folder. Every call blocks, for as long as the disk does: call it in a thread.
+
+    late: a file that could not be read yet; None: there is none. Until there is something to write it stays in place.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
+        self.late: Path | None = None
+        self._unread = folder / f"{NAME}.unread"
 
     def load(self, now: Clocks) -> tuple[IntentTable, str]:
         """Return what is kept, and what was wrong with it: nothing of a damaged file counts, and it is set aside.
 
-        An older file is never used: a host that has withdrawn its intent must not be powered on by it.
+        An older file is never used: a host that has withdrawn its intent must not be powered on by it. One that could
+        not be read for a time counts for hosts that were not heard meanwhile.
         """
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                return decode(file.read(MAX_BYTES), now), ""
-        except FileNotFoundError:
-            return IntentTable(), ""
-        except OSError as error:
-            why = f"cannot be read ({error.strerror})"
-            return IntentTable(), f"{self.path}: {why}; its intents do not count; {self._set_aside()}"
-        except IntentFileError as error:
-            return IntentTable(), f"{self.path}: {error}; its intents do not count; {self._set_aside()}"
+        table, damage, is_late = _read(self.path, now)
+        self.late = self.path if is_late else None
+        if is_late:
+            return table, damage
+        if damage:  # with it is lost who was heard meanwhile
+            with contextlib.suppress(OSError):
+                self._unread.replace(self._unread.with_name(f"{self._unread.name}.damaged"))
+            return table, damage
+        earlier, damage, is_late = _read(self._unread, now)
+        self.late = self._unread if is_late else None
+        return table.over(earlier), damage
 
-    def _set_aside(self) -> str:
-        """Keep the last damaged file for people; say where."""
-        aside = self.path.with_name(f"{NAME}.damaged")
-        try:
-            self.path.replace(aside)
-        except OSError as error:
-            return f"it cannot be set aside ({error.strerror})"
-        return f"it was set aside as {aside.name}"
+    def read_late(self, now: Clocks) -> tuple[IntentTable, str, bool]:
+        """Read what could not be read before. Returns what `load` does, and whether it still cannot be read."""
+        return _read(self.late or self._unread, now)
 
     def save(self, table: IntentTable, now: Clocks) -> None:
         """Replace the file; when this returns it is on disk. Raises OSError, and then the old one remains."""
+        if self.late == self.path:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.replace(self._unread)
+            self.late = self._unread
         replace_file(self.path, encode(table, now), mode=0o600)
+        if self.late is None:
+            self._unread.unlink(missing_ok=True)
+
+
+def _read(path: Path, now: Clocks) -> tuple[IntentTable, str, bool]:
+    """Return what a file holds, what was wrong with it, and whether it may yet be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            return decode(file.read(MAX_BYTES), now), "", False
+    except FileNotFoundError:
+        return IntentTable(), "", False
+    except OSError as error:
+        why = f"{path}: cannot be read ({error.strerror}); its intents do not count"
+        if error.errno == errno.ELOOP:
+            return IntentTable(), f"{why}; {_set_aside(path)}", False
+        return IntentTable(), f"{why} until it can be: it is read again every {LATE_S:g} s", True
+    except IntentFileError as error:
+        return IntentTable(), f"{path}: {error}; its intents do not count; {_set_aside(path)}", False
+
+
+def _set_aside(path: Path) -> str:
+    """Keep the last damaged file for people; say where."""
+    aside = path.with_name(f"{path.name}.damaged")
+    try:
+        path.replace(aside)
+    except OSError as error:
+        return f"it cannot be set aside ({error.strerror})"
+    return f"it was set aside as {aside.name}"
 
 
 log = structlog.get_logger()
@@ -191,6 +242,8 @@ MAX_WAITING: Final = 512
 STAMP_S: Final = 60.0
 """How often a file with intents is written again: across a reboot the wall clock counts from the last time only. And
 how often a write that failed is tried again."""
+LATE_S: Final = 5.0
+"""How often a file that could not be read is read again."""
 
 Change = Callable[[IntentTable], IntentTable]
 
@@ -220,6 +273,16 @@ class IntentStore:
             log.error("intents_damaged", because=self.damage)
         self._stale.set()
 
+    def hear(self, host: str) -> None:
+        """Enter that a host asks for something: what a file holds of it that could not be read yet is older."""
+        if self._store.late is not None:
+            self.apply(lambda table: table.hear(host))
+
+    async def close(self, limit_s: float) -> None:
+        """Write the table at the end, unless the file could not be read and nothing was asked for."""
+        if not self._is_unread:
+            await self.flush(limit_s)
+
     async def commit(self, change: Change, limit_s: float) -> str:
         """Make a change that counts only once it is on disk. Returns why it does not; empty where it does.
 
@@ -248,21 +311,43 @@ class IntentStore:
     @property
     def is_behind(self) -> bool:
         """Whether the disk does not hold all that was asked for: a write runs, or has failed."""
-        return self._waiting > 0 or bool(self.error)
+        return self._waiting > 0 or bool(self.error) or self._store.late is not None
+
+    @property
+    def _is_unread(self) -> bool:
+        return self._store.late == self._store.path
 
     async def run(self, every_s: float = STAMP_S) -> None:
         """Write what has changed, and again while the disk does not take it. Never returns."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(every_s):
+                async with asyncio.timeout(every_s if self._store.late is None else min(LATE_S, every_s)):
                     await self._stale.wait()
+            if self._store.late is not None:
+                await self._read_late()
             if not (self._stale.is_set() or self.table.intents or self.error):
                 continue
             self._stale.clear()
+            if self._is_unread:
+                continue
             earlier = self.error
             await self.flush(STAMP_S)
             if self.error and self.error != earlier:
                 log.error("intents_unwritable", because=self.error)
+
+    async def _read_late(self) -> None:
+        async with self._lock:
+            earlier, damage, is_late = await asyncio.to_thread(self._store.read_late, self._moment())
+            if is_late:
+                return
+            self.table = self.table.over(earlier)
+            self._store.late = None
+        self.damage = damage
+        self._stale.set()
+        if damage:
+            log.error("intents_damaged", because=damage)
+        else:
+            log.info("intents_read_late", intents=", ".join(sorted(self.table.intents)) or "none")
 
     async def _within(self, write: Callable[[], Coroutine[Any, Any, str]], limit_s: float) -> str:
         if self._waiting >= MAX_WAITING:

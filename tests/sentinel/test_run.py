@@ -515,6 +515,27 @@ async def test_killed_between_store_and_power_on(tmp_path: Path) -> None:
         assert rig.sentinel.keeper.table.intents["n1"].tries == 2
 
 
+async def test_a_host_that_is_off_comes_back_once_a_file_can_be_read_again(tmp_path: Path) -> None:
+    """Another host is up meanwhile, and withdraws what it has asked for in the file: it is not powered on by it."""
+    settings = settings_of(tmp_path / "state", hosts=("n1", "n2"))
+    chassis, supplies = {name: Chassis() for name in settings.hosts}, {"a": Supply()}
+    path = Path(settings.state) / "intents.json"
+    async with running(tmp_path, settings, chassis=chassis, supplies=supplies) as rig:
+        for name in settings.hosts:
+            await carried_out(rig.effector(name), arm(in_s=60.0))
+    kept = path.replace(path.with_name("kept"))
+    path.mkdir()  # as unreadable as a file of another owner
+    async with running(tmp_path, settings, chassis=chassis, supplies=supplies, pace=60.0) as rig:
+        assert (await carried_out(rig.effector("n1"), disarm()))["disarmed"] is False
+        for host in chassis.values():
+            host.power_on = False  # a person switches n1 off
+        unread = path.with_name("intents.json.unread")
+        unread.rmdir()
+        kept.replace(unread)
+        await rig.until(lambda: chassis["n2"].power_on is True)
+        assert (list(rig.outages), chassis["n1"].orders) == (["n2"], 0)
+
+
 async def test_a_wall_clock_that_steps_changes_nothing(tmp_path: Path) -> None:
     """Nobody's wall clock is in what is said, and the sentinel's own counts from boot to boot alone."""
     wall_s = [1_800_000_000.0]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -145,3 +146,81 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert "its intents do not count; it was set aside as intents.json.damaged" in why
     store.save(table, NOW)
     assert (folder / "intents.json.damaged").read_bytes() == encode(TABLE, NOW)
+
+
+@contextlib.contextmanager
+def unreadable(folder: Path) -> Iterator[None]:
+    """Put something in place of the file that cannot be read, as its permissions or its disk may be; then mend it."""
+    path, unread, kept = folder / "intents.json", folder / "intents.json.unread", folder / "kept"
+    path.replace(kept)
+    path.mkdir()
+    yield
+    wrong = unread if unread.is_dir() else path
+    wrong.rmdir()
+    kept.replace(wrong)
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[IntentStore]:
+    async with asyncio.TaskGroup() as tasks:
+        keeper = IntentStore(IntentFile(folder), lambda: NOW, tasks)
+        await keeper.load()
+        task = tasks.create_task(keeper.run(0.01))
+        yield keeper
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await keeper.close(10.0)
+
+
+async def test_a_file_that_cannot_be_read_for_now_counts_once_it_can(tmp_path: Path) -> None:
+    """The hosts in it are off, and wait for it: it is not set aside, and not written over."""
+    IntentFile(tmp_path).save(TABLE, NOW)
+    with contextlib.ExitStack() as mended:
+        mended.enter_context(unreadable(tmp_path))
+        async with running(tmp_path) as keeper:
+            assert (keeper.table, "cannot be read (Is a directory)" in keeper.damage) == (IntentTable(), True)
+            await asyncio.sleep(0.1)
+        async with running(tmp_path) as keeper:
+            assert keeper.table == IntentTable()
+            mended.close()
+            await asyncio.sleep(0.1)
+            assert (keeper.table, keeper.damage) == (TABLE, "")
+    assert names(tmp_path) == ["intents.json"]
+    assert IntentFile(tmp_path).load(NOW) == (TABLE, "")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_it_does_not_count_for_a_host_that_was_heard_meanwhile(tmp_path: Path, *, restarts: bool) -> None:
+    """What a host says is kept at once; the others still wait for the file that cannot be read, over a restart too."""
+    IntentFile(tmp_path).save(TABLE, NOW)
+    own = replace(INTENT, host="n4", outage="o2")
+    with contextlib.ExitStack() as mended:
+        mended.enter_context(unreadable(tmp_path))
+        async with running(tmp_path) as keeper:
+            keeper.hear("n1")  # it withdraws what it has asked for
+            assert keeper.is_behind
+            assert await keeper.flush(10.0) == ""
+            assert await keeper.commit(partial(IntentTable.put, intent=own), 10.0) == ""
+            assert keeper.table.intents == {"n4": own}
+            if not restarts:
+                mended.close()
+                await asyncio.sleep(0.1)
+                assert keeper.table.intents == {"n2": TABLE.intents["n2"], "n4": own}
+    async with running(tmp_path) as keeper:
+        assert (keeper.table.intents, keeper.damage) == ({"n2": TABLE.intents["n2"], "n4": own}, "")
+    assert names(tmp_path) == ["intents.json"]
+
+
+async def test_one_that_proves_to_be_damaged_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "intents.json").write_bytes(b"half of a")
+    with contextlib.ExitStack() as mended:
+        mended.enter_context(unreadable(tmp_path))
+        async with running(tmp_path) as keeper:
+            assert await keeper.flush(10.0) == ""
+            mended.close()
+            await asyncio.sleep(0.1)
+            assert "it was set aside as intents.json.unread.damaged" in keeper.damage
