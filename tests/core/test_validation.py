@@ -265,7 +265,8 @@ MONTH_S = 30 * 86400.0
     ("at_s", "acts_at_s", "is_time"),
     [
         (LATEST_S, LATEST_S + MONTH_S, True),
-        (LATEST_S, LATEST_S - MONTH_S, True),
+        (LATEST_S, LATEST_S - 12.0 * MONTH_S, True),  # since then each order to disarm was in vain
+        (900.0, -math.inf, False),
         (900.0, 900.0 + MONTH_S + 1.0, False),
         (LATEST_S + 0.5, LATEST_S + 1.0, False),
     ],

@@ -98,7 +98,8 @@ def _owed(owed: tuple[Obligation, ...], at_s: float, latest_s: float, dropped: D
             room -= 1
             if room < 0:
                 continue
-            is_time = each.at_s <= latest_s and abs(each.acts_at_s - each.at_s) <= _LONGEST_AHEAD_S
+            # Each vain order to disarm moves at_s, for months perhaps: how long ago it would have acted has no limit.
+            is_time = each.at_s <= latest_s and -math.inf < each.acts_at_s <= each.at_s + _LONGEST_AHEAD_S
             sound = each if is_time else replace(each, at_s=at_s, acts_at_s=at_s)
             if place in kept or not is_time:
                 dropped.append(f"armed.{each.method}")
