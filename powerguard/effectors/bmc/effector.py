@@ -184,6 +184,7 @@ class BmcEffector:
         if ensured.changed and found is not wanted:
             msg = f"{engine.where}: {wanted} was put back, but it reads {found}"
             raise BmcError(msg, Failure.MISMATCH)
+        await self._found.write(found)  # a check between the outage and this has found the one of the outage
         return self._detail(engine, ensured, earlier, began_s)
 
     def _detail(self, engine: Engine, ensured: Ensured, earlier: tuple[str, ...], began_s: float) -> Detail:

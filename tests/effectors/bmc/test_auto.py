@@ -144,9 +144,15 @@ async def test_bracket_sets_it_for_the_outage_and_returns_what_to_put_back(devic
             later = BmcEffector(options, folder=folder, limit_s=30.0)
             again = dict(await later.carry_out(ENSURE))
             assert (again["changed"], again.get("restore")) == (False, expected)
+        hourly = dict(await mine.carry_out(HOURLY))  # the outage is over, and the policy not yet put back
+        assert hourly["policy"] == "always-on"
         back = dict(await mine.carry_out(PUT_BACK))
         assert (back["policy"], back["before"], back["changed"]) == ("always-off", "always-on", True)
         assert device.policy == "always-off"
+        (device.folder / "policy").write_text("2\n")  # the next outage, whose daemon is killed once it is set
+        later = dict(await BmcEffector(options, folder=device.folder, limit_s=30.0).carry_out(ENSURE))
+        assert (later["changed"], later.get("restore")) == (False, "always-off")
+        await mine.carry_out(PUT_BACK)
         back = dict(await mine.carry_out(replace(PUT_BACK, policy="last-state")))
         assert (back["policy"], back["changed"], device.policy) == ("always-off", False, "always-off")
 
