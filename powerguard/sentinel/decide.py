@@ -236,6 +236,12 @@ def _ended(world: SentinelWorld, intent: Intent) -> End | None:
     return End(host=intent.host, outage=intent.outage, how=how[0], because=how[1])
 
 
+_GAVE_UP: Final = (
+    f"{MAX_TRIES} orders are given, and it is not on: they had no effect, or it went off again after each; power it on "
+    "by hand"
+)
+
+
 def _how_ended(world: SentinelWorld, intent: Intent) -> tuple[Ending, str] | None:
     now_s, seen = world.now_s, world.seen.get(intent.host)
     if intent.host not in world.hosts:
@@ -247,7 +253,7 @@ def _how_ended(world: SentinelWorld, intent: Intent) -> tuple[Ending, str] | Non
     if now_s >= intent.expires_s:
         return Ending.EXPIRED, "it was not powered on within the time that the host had set: power it on by hand"
     if intent.tries >= MAX_TRIES and now_s - (intent.tried_s or 0.0) >= BACK_OFF_S[-1]:
-        return Ending.GAVE_UP, f"{MAX_TRIES} orders, but its BMC does not report it as on: press its power button"
+        return Ending.GAVE_UP, _GAVE_UP
     return None
 
 

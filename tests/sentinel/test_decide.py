@@ -215,6 +215,14 @@ def test_a_look_at_what_is_off_may_be_older_than_the_switching_off() -> None:
         assert (after(world), decide(world).ends) == (world, ())
 
 
+def test_a_host_that_is_given_up_was_perhaps_cut_off_in_each_boot() -> None:
+    """It was on after its last order: that its BMC has not reported it as on is not the reason."""
+    word = replace(INTENT, tries=MAX_TRIES, tried_s=650.0, was_off=True)
+    world = replace(WORLD, supplies={"a": BAD}, intents={"n1": replace(word, on_since_s=700.0, on_at_s=900.0)})
+    (end,) = decide(after(world)).ends
+    assert (end.how, "it went off again after each; power it on by hand" in end.because) == (Ending.GAVE_UP, True)
+
+
 def test_the_first_of_several_goes_first_and_the_rest_later() -> None:
     """The order of the settings; one order at a time, and the next one as much later as that host asks for."""
     hosts = {"n2": replace(ONE, stagger_s=30.0), "n1": ONE}
