@@ -13,7 +13,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from powerguard.cli.install.verb import runs_older_code
 from powerguard.cli.main import main
 from powerguard.clock import boot_id
 from powerguard.effectors.child import Ended
+from powerguard.sentinel.decide import Intent
+from powerguard.sentinel.store import Clocks, IntentFile, IntentTable
 from tests.golden import Golden
 
 ROOT = Path(__file__).parents[2]
@@ -366,6 +370,24 @@ def test_uninstall_says_how_to_give_a_slurm_node_back(run: Run, parts: tuple[str
     run(*parts)
     _, result = run(verb="uninstall")
     assert any("scontrol update NodeName=NAME State=RESUME" in line for line in result["next"]) == bool(parts)
+
+
+def test_uninstall_leaves_a_sentinel_for_which_hosts_wait(image: Path, run: Run) -> None:
+    """They are off, and no other program will power them on."""
+    run()
+    store = IntentFile(image / "var/lib/powerguard-sentinel")
+    store.path.parent.mkdir(parents=True)
+    now = Clocks(boot_id="of-before", boottime_s=500.0, wall_s=time.time())
+    intent = Intent(host="n1", outage="o", boot_id="b", feeds=("a",), stored_s=400.0, not_before_s=450.0, expires_s=9e4)
+    store.save(IntentTable().put(intent).put(replace(intent, host="n2", expires_s=499.0)), now)
+    before = tree(image)
+    code, result = run(verb="uninstall")
+    error = (
+        "the sentinel here is still to power on n1: without it, they stay off: wait until they are on, or use --force"
+    )
+    assert (code, result["error"], tree(image)) == (1, error, before)
+    code, result = run("--force", verb="uninstall")
+    assert (code, len(result["doubts"]), did(result, "var/lib/powerguard-sentinel")) == (0, 1, "kept")
 
 
 def test_uninstall_leaves_what_was_changed_and_what_lies_beside(image: Path, run: Run, golden: Golden) -> None:

@@ -16,6 +16,7 @@ KEPT: Final = (
     ("/etc/powerguard", "settings and secrets"),
     ("/var/lib/powerguard", "journal, outages and measurements"),
     ("/var/lib/powerguard-off", "how long the last stop took"),
+    ("/var/lib/powerguard-sentinel", "intents of the sentinel"),
 )
 
 SLURM_SOCKET: Final = "powerguard-slurm.socket"
@@ -36,7 +37,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="continue in an outage, while upsmon needs our script, and if a step cannot be undone or stopped",
+        help="continue in an outage, while hosts wait for the sentinel here, while upsmon needs our script, and if a "
+        "step cannot be undone or stopped",
     )
     parser.add_argument("--root", metavar="DIR", default="/", help="root of an image, instead of this system")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -102,6 +104,43 @@ def needed_by_upsmon(disk: "Disk") -> str:
     return ""
 
 
+def waiting_for_sentinel(disk: "Disk") -> str:
+    """Return which hosts the sentinel of that system is still to power on; "" if there are none."""
+    import time
+
+    from powerguard.cli.install.pieces import SENTINEL_SETTINGS
+    from powerguard.clock import boot_id, boottime_s
+    from powerguard.sentinel.options import SentinelSettings, load
+    from powerguard.sentinel.store import NAME, Clocks, IntentFileError, decode
+    from powerguard.settings.load import SettingsError
+
+    try:
+        state = load(disk.place(SENTINEL_SETTINGS)).state
+    except SettingsError:
+        state = SentinelSettings.model_fields["state"].default
+    now = Clocks(boot_id=boot_id(), boottime_s=boottime_s(), wall_s=time.time())  # noqa: TID251 - as of another boot
+    try:
+        intents = decode(disk.place(f"{state}/{NAME}").read_bytes(), now).intents.values()
+    except (OSError, IntentFileError):
+        return ""
+    hosts = ", ".join(sorted(intent.host for intent in intents if intent.expires_s > now.boottime_s))
+    return f"the sentinel here is still to power on {hosts}: without it, they stay off" if hosts else ""
+
+
+def _needed(args: argparse.Namespace, disk: "Disk", report: Report) -> str:
+    """Return what others still need of it; "" if nothing, or with --force, which makes it a warning."""
+    needs = (
+        (needed_by_upsmon(disk), "put the former command back and restart upsmon (docs/guides/nut.md)"),
+        (waiting_for_sentinel(disk), "wait until they are on"),
+    )
+    for needed, right in needs:
+        if needed and not args.force:
+            return f"{needed}: {right}, or use --force"
+        if needed:
+            report.doubts.append(needed)
+    return ""
+
+
 def _uninstall(args: argparse.Namespace, disk: "Disk", report: Report) -> str:
     """Stop the services, then remove; return why not, "" if done."""
     import asyncio
@@ -109,10 +148,8 @@ def _uninstall(args: argparse.Namespace, disk: "Disk", report: Report) -> str:
     from powerguard.cli.install import host
     from powerguard.effectors.child import run_child
 
-    if needed := needed_by_upsmon(disk):
-        if not args.force:
-            return f"{needed}: put the former command back and restart upsmon (docs/guides/nut.md), or use --force"
-        report.doubts.append(needed)
+    if needed := _needed(args, disk, report):
+        return needed
     if report.live:
         if asyncio.run(host.is_powering_off(run_child)):
             return "a power-off is under way, and its helper must not be removed: wait for the next boot"
