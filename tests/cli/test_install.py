@@ -751,6 +751,20 @@ def test_an_update_of_the_package_asks_for_a_restart(tmp_path: Path) -> None:
     assert not runs_older_code({"at": 1100.0, "daemon": {"uptime_s": 30.0}}, package)
 
 
+@pytest.mark.parametrize(
+    ("state", "since_s", "older"),
+    [("active", 600.0, True), ("active", 60.0, False), ("failed", 600.0, False), ("", 600.0, False)],
+)
+async def test_an_update_of_the_package_asks_for_a_restart_of_the_sentinel(
+    state: str, since_s: float, *, older: bool
+) -> None:
+    """Its IPMI children would be of the new version, and it of the old one."""
+    started_us = (time.clock_gettime(time.CLOCK_MONOTONIC) - since_s) * 1e6
+    text = f"ActiveState={state}\nExecMainStartTimestampMonotonic={started_us:.0f}\n" if state else ""
+    systemd = Systemd({"systemctl show powerguard-sentinel.service": says(text)})
+    assert await host.is_older_sentinel(systemd, time.time() - 300.0) is older
+
+
 def test_a_bmc_is_known_by_its_traces(tmp_path: Path) -> None:
     assert not host.has_bmc(tmp_path)
     (tmp_path / "sys/firmware/dmi/entries/38-0").mkdir(parents=True)

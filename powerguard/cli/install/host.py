@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -298,6 +299,16 @@ def _is_ordered(order: Path) -> bool:
 async def is_up(spawn: Spawn) -> bool:
     """Say whether the daemon runs already."""
     return (await _show(spawn, DAEMON, "ActiveState")).get("ActiveState") in {"active", "activating", "reloading"}
+
+
+async def is_older_sentinel(spawn: Spawn, placed_s: float) -> bool:
+    """Return whether a sentinel runs that was started before the package was put in place. placed_s: wall time."""
+    shown = await _show(spawn, SENTINEL, "ActiveState", "ExecMainStartTimestampMonotonic")
+    started_us = shown.get("ExecMainStartTimestampMonotonic", "")
+    if shown.get("ActiveState") not in {"active", "reloading"} or not started_us.isdecimal():
+        return False
+    for_s = time.clock_gettime(time.CLOCK_MONOTONIC) - int(started_us) / 1e6
+    return placed_s > time.time() - for_s  # noqa: TID251 - the time of a file
 
 
 async def carry_out(spawn: Spawn, steps: Iterable[Step], report: Report) -> None:

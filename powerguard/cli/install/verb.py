@@ -169,13 +169,21 @@ def _named_earlier(disk: "Disk", units: list[str]) -> list[str]:
 
 
 def _then_sentinel(disk: "Disk", report: Report) -> None:
-    """Name the command that starts a sentinel with settings here: a person decides about it."""
+    """Name the command that starts a sentinel with settings here, or starts it again: a person decides about it."""
+    import asyncio
+
+    from powerguard.cli.install import host
     from powerguard.cli.install.pieces import SENTINEL, SENTINEL_AT_BOOT, SENTINEL_SETTINGS
+    from powerguard.effectors.child import run_child
 
     if not os.path.lexists(disk.place(SENTINEL_AT_BOOT)):
         check = f"powerguard sentinel --config {SENTINEL_SETTINGS} --check"
         report.then.append(f"{check}; systemctl enable --now {SENTINEL}: it is not started at boot")
-    elif any(path.endswith(f"/{SENTINEL}") and result == "updated" for path, _, result in report.files):
+        return
+    is_old = any(path.endswith(f"/{SENTINEL}") and result == "updated" for path, _, result in report.files)
+    if report.live and not is_old:
+        is_old = asyncio.run(host.is_older_sentinel(run_child, Path(powerguard.__file__).stat().st_mtime))
+    if is_old:
         report.then.append(f"systemctl restart {SENTINEL}: the old version still runs")
 
 
