@@ -380,10 +380,16 @@ async def test_a_certificate_that_is_none_is_a_failure(folder: Path) -> None:
 async def test_settings_that_the_daemon_has_not_read_are_reported(folder: Path) -> None:
     """An operator who wrote dry-run and forgot the reload must not pull the plug of an armed host."""
     config = settings(folder, snmp=9, bmc=9)
-    async with admin_server(replace(scene(), config_path=str(config)), path=f"{folder}/s.sock") as path:
-        os.utime(config, (WALL_S + 1e6, WALL_S + 1e6))
+    seen = replace(scene(), config_path=str(config))
+    changed = f"{config}: was changed after the running daemon read it"
+    async with admin_server(replace(seen, settings_at_s=time.time() - WALL_S), path=f"{folder}/s.sock") as path:
+        os.utime(config, (WALL_S - 1e6, WALL_S - 1e6))  # as rsync and `cp -p` do, which is a change as well
         _, checks, _ = await doctor(config, "--socket", path)
-        assert f"{config}: was changed after the running daemon read it" in text_of(checks, "settings", "WARN")
+        assert changed in text_of(checks, "settings", "WARN")
+    async with admin_server(replace(seen, settings_at_s=time.time() - WALL_S + 1e6), path=f"{folder}/s.sock") as path:
+        os.utime(config, (time.time() + 2e6, time.time() + 2e6))
+        _, checks, _ = await doctor(config, "--socket", path)
+        assert changed in text_of(checks, "settings", "WARN")
         os.utime(config, (WALL_S - 1e6, WALL_S - 1e6))
         _, checks, _ = await doctor(config, "--socket", path)
         assert "the running daemon" not in text_of(checks, "settings", "WARN")

@@ -215,7 +215,9 @@ def _not_reloaded(ward: CheckContext, path: Path) -> list[Finding]:
     if Path(daemon["config_path"]) != path:
         return []
     files = [Path(document.name) for document in ward.loaded.files.documents]
-    changed = [file for file in files if file.stat().st_mtime > daemon["settings_at"]]
+    stats = {file: file.stat() for file in files}
+    # st_ctime as well: what rsync, `cp -p` or mv put there is as old as where it came from.
+    changed = [file for file, at in stats.items() if max(at.st_mtime, at.st_ctime) > daemon["settings_at"]]
     text = "was changed after the running daemon read it"
     return [Finding("settings", "WARN", f"{file}: {text}", _RELOAD) for file in changed]
 
