@@ -282,8 +282,8 @@ def _merged(documents: list[Document]) -> Files:
 def _additions(path: Path, conf_d: Path | None, problems: list[str]) -> list[Path]:
     folder = path.parent / "conf.d" if conf_d is None else conf_d
     try:
-        if conf_d is None and not folder.is_dir():
-            return []
+        if conf_d is None and not folder.is_dir() and not folder.is_symlink():
+            return []  # a link that leads nowhere is reported: the host's own settings are where it should lead
         names = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
         problems.append(f"{folder}: cannot be read: {error.strerror}")

@@ -247,6 +247,17 @@ def test_a_runtime_table_in_conf_d_replaces_the_whole_one(tmp_path: Path, small:
     assert dict(table) == {50: 400, 100: 150}
 
 
+def test_a_conf_d_that_leads_nowhere_is_not_silently_left_out(tmp_path: Path) -> None:
+    """Its file system is not mounted yet: without the host's own settings it would watch another host's UPS."""
+    path = write(tmp_path, LEAST)
+    (tmp_path / "conf.d").symlink_to(tmp_path / "not-mounted")
+    with pytest.raises(SettingsError) as caught:
+        load(path)
+    assert caught.value.problems == (f"{tmp_path}/conf.d: cannot be read: No such file or directory",)
+    (tmp_path / "not-mounted").mkdir()
+    assert load(path).mode == "dry-run"
+
+
 def test_another_conf_d_can_be_named(tmp_path: Path) -> None:
     path = write(tmp_path, LEAST)
     write(tmp_path, "mode: armed\n", "other place/x.yaml")
