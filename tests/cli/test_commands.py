@@ -35,9 +35,11 @@ from powerguard.cli.status import describe as describe_status
 from powerguard.cli.status import short
 from powerguard.cli.words import sentence
 from powerguard.clock import boot_id
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.core.model.events import Abort, CheckpointNow, SetMaintenance
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import (
+    Armed,
     GivenUp,
     Maintenance,
     OnBattery,
@@ -817,6 +819,16 @@ async def test_an_uninstall_sees_the_outage_of_the_daemon_of_its_settings(folder
         assert "phase on_battery)" in await asked()
     async with served(scene(), folder):
         assert await asked() == ""
+
+
+async def test_an_uninstall_sees_what_is_not_disarmed_yet(folder: Path) -> None:
+    """A watchdog that counts down would cut the power of this host, and only the daemon stops it."""
+    seen = scene()
+    late = Armed(method=PowerOnMethod.WATCHDOG, outage="o", at_s=NOW_S, acts_at_s=NOW_S + 600.0, leaving=True)
+    seen.state = replace(seen.state, owed=(*seen.state.owed, late))
+    args = argparse.Namespace(config=str(settings_in(folder)), socket=None)
+    async with served(seen, folder):
+        assert "not disarmed yet (watchdog)" in await asyncio.to_thread(outage_under_way, args)
 
 
 async def test_settings_that_do_not_name_where_the_daemon_is(folder: Path) -> None:

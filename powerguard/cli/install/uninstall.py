@@ -67,20 +67,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def outage_under_way(args: argparse.Namespace) -> str:
-    """Return what an active outage would lose, by the daemon's phase or its last state in this boot."""
+    """Return what an active outage would lose, by the daemon's phase or its last state in this boot.
+
+    A power-on method that is not disarmed yet counts as well: the BMC's watchdog would cut the power of this host.
+    """
     from powerguard.cli.client import DownError, RefusedError, get, settle
     from powerguard.cli.status import JOURNAL, last_known
     from powerguard.clock import boot_id
 
     args.journal = None
     settle(args)  # without settings, or with wrong ones, the default places are asked
+    armed: set[str] = set()
     try:
-        phase = get(args, "/api/v1/status").get("phase", "")
+        status = get(args, "/api/v1/status")
+        phase = status.get("phase", "")
+        armed = {each["name"] for each in status.get("power_on", {}).get("armed", ())}
     except (DownError, RefusedError):
         known, _ = last_known(args.journal or JOURNAL)
         phase = "" if known is None or known["boot_id"] != boot_id() else f"{known['phase']}, as the daemon last wrote"
     if phase.partition(",")[0] in {"", "online"}:
-        return ""
+        if not armed:
+            return ""
+        return (
+            f"the power-on methods of an outage are not disarmed yet ({', '.join(sorted(armed))}): without powerguard "
+            "they can cut this host's power, or power it on, at a wrong time"
+        )
     return (
         f"an outage is active (phase {phase}): without powerguard, this host loses power when the battery is "
         "empty, and training does not start again"
