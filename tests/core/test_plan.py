@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from powerguard.core.decide import conditions
+from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import account, budget
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OutputSource, Reading
@@ -526,6 +527,46 @@ def test_the_forecast_of_a_small_battery_is_what_the_rule_says_then() -> None:
     assert forecast(state(0.75), small)[0] == ("emergency_checkpoint", round(at_s, 3), "runtime_short")
     assert checkpoint(state(floor + 1e-6), small) == ""
     assert checkpoint(state(floor - 1e-6), small) == "runtime_short"
+
+
+def test_forecast_of_a_recovery_is_the_commit_alone() -> None:
+    """Power that fails again before training has taken a step: no pause is ordered, and the load does not fall."""
+    at = state(0.75, Recovery(outage=OUTAGE, began_s=90.0, clean=True))
+    at = replace(at, trainers=(Trainer(name="a", conduct=Conduct.PAUSE, checkpoint_s=30.0),))
+    assert forecast(at) == [("shutdown", 580.0, "budget")]
+    assert forecast(at, BLIND) == [("shutdown", 160.0, "blind: blind_s")]
+    left = budget.energy_for(POLICY, 0.17)
+    for more, because in ((1e-6, ""), (-1e-6, "budget")):
+        due = replace(at, battery=replace(at.battery, left=left + more))
+        assert commit(due) == because
+
+
+def test_forecast_of_a_recovery_in_which_training_was_started_is_that_of_an_outage() -> None:
+    """The first reading of battery ends the recovery, and a new outage asks for a checkpoint."""
+    was_started = Recovery(outage=replace(OUTAGE, grade=Grade.BARE), began_s=90.0, clean=True, started_at_s=95.0)
+    at = replace(state(0.75, was_started), trainers=(Trainer(name="a", conduct=Conduct.PAUSE, checkpoint_s=30.0),))
+    at = replace(at, feed=replace(at.feed, supply=Supply.UTILITY))
+    online = replace(at, phase=Online())
+    now = conditions.budget_now(POLICY, at, NOW_S)
+    assert now == conditions.budget_now(POLICY, online, NOW_S)
+    found = conditions.forecast(POLICY, at, now)
+    assert found == conditions.forecast(POLICY, online, now)
+    assert [step.action for step in found] == ["emergency_checkpoint", "holding", "shutdown"]
+
+
+@pytest.mark.parametrize(("left", "grade"), [(0.75, Grade.FULL), (0.3, Grade.SHORT), (0.12, Grade.BARE)])
+def test_a_recovery_on_utility_shows_the_stop_of_a_second_outage(left: float, grade: Grade) -> None:
+    """The grade is chosen again when utility fails, and neither checkpoint nor pause counts."""
+    at = state(left, Recovery(outage=OUTAGE, began_s=90.0, clean=True))
+    at = replace(at, trainers=(Trainer(name="a", conduct=Conduct.PAUSE, checkpoint_s=30.0),))
+    on_utility = replace(at, feed=replace(at.feed, supply=Supply.UTILITY))
+    now = conditions.budget_now(POLICY, on_utility, NOW_S)
+    assert (now.grade, now.checkpoint_s, now.load_paused) == (grade, 0.0, now.load_now)
+    turn = Turn(POLICY, at, NOW_S)
+    turn.grade_again()
+    assert turn.outage is not None
+    assert turn.outage.grade is grade
+    assert conditions.budget_now(POLICY, turn.state, NOW_S).grade is grade
 
 
 def test_forecast_of_the_blind() -> None:

@@ -22,10 +22,11 @@ from powerguard.core.model.state import (
     Feed,
     Maintenance,
     OnBattery,
+    Supply,
 )
 from powerguard.daemon.observe.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.observe.readiness import WARNINGS, is_ready, readiness
-from powerguard.daemon.observe.status import messages_view, plan_view, required_steps, status
+from powerguard.daemon.observe.status import can_abort, messages_view, plan_view, required_steps, status
 from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, in_mode, outage, reading, scene, shared, taught
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -69,6 +70,15 @@ def test_says_whether_it_can_be_aborted(phase: str, can: bool) -> None:
     outage = status(scene(phase))["outage"]
     assert isinstance(outage, dict)
     assert outage["can_abort"] is can
+
+
+def test_a_power_off_that_is_forecast_in_a_recovery_is_not_denied() -> None:
+    daemon = scene("recovery")
+    assert can_abort(daemon) == "no shutdown to abort: the host is coming back"
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, supply=Supply.BATTERY))
+    assert "maintenance on" in can_abort(daemon)
+    stretches = [stretch.name for stretch in from_plan(plan_view(daemon))]
+    assert stretches == ["waiting", "stop", "reserve", "margin"]
 
 
 def test_undersized_names_the_numbers() -> None:

@@ -33,6 +33,7 @@ _LOOKS: Final = {
     "training": Look("training on battery", "training", "█", "T", "green"),
     "checkpoint": Look("emergency checkpoint", "checkpoint", "▓", "C", "cyan"),
     "holding": Look("holding: utility may return", "holding", "▒", "H", "blue"),
+    "waiting": Look("training not started", "waiting", "▚", "W", "blue"),
     "stop": Look("the host stops", "stop", "▞", "S", "yellow"),
     "reserve": Look("reserve", "reserve", "░", "R", "magenta"),
     "margin": Look("margin, not planned with", "margin", "·", "m", "dim"),
@@ -50,7 +51,8 @@ def from_plan(plan: dict[str, Any]) -> tuple[Stretch, ...]:
     if commit_s is None:
         return ()
     commit_s = max(0.0, commit_s)
-    pause_s = min(max(0.0, at.get("emergency_checkpoint") or 0.0), commit_s)
+    waits = plan["phase"] == "recovery" and "emergency_checkpoint" not in at
+    pause_s = commit_s if waits else min(max(0.0, at.get("emergency_checkpoint") or 0.0), commit_s)
     held_s = at.get("holding", pause_s if plan["phase"] == "holding" else commit_s)
     durable_s = min(max(pause_s, held_s or pause_s), commit_s)
     load_now, load_paused = terms.get("load_now") or 0.0, terms.get("load_paused") or 0.0
@@ -59,7 +61,7 @@ def from_plan(plan: dict[str, Any]) -> tuple[Stretch, ...]:
     return lay_out(
         left,
         (
-            ("training", pause_s, load_now, tau_now_s),
+            ("waiting" if waits else "training", pause_s, load_now, tau_now_s),
             ("checkpoint", durable_s - pause_s, load_paused, tau_paused_s),
             ("holding", commit_s - durable_s, load_paused, tau_paused_s),
             ("stop", stop_s, load_paused, tau_paused_s),

@@ -132,8 +132,9 @@ def _verdict(plan: dict[str, Any]) -> tuple[str, str]:
         return "It fits: with training paused, a feed that has utility carries the host.", "green"
     terms = {term["name"]: term["value"] for term in plan["terms"]}
     stop = f"{clean(plan['grade'])} stop"
-    needs = f"the {stop} needs" if plan["phase"] == "holding" else f"checkpoint and {stop} need"
-    gives = f"the battery gives {duration(terms.get('reff_paused_s'))} with training paused"
+    waits = plan["phase"] == "recovery" and not terms.get("checkpoint_s")
+    needs = f"the {stop} needs" if waits or plan["phase"] == "holding" else f"checkpoint and {stop} need"
+    gives = f"the battery gives {duration(terms.get('reff_paused_s'))}{'' if waits else ' with training paused'}"
     room = f", higher tiers {duration(terms['shed_s'])}" if terms.get("shed_s") else ""
     sums = f"{needs} {duration(terms.get('need_s'))}{room}, {gives}"
     if slack_s < 0.0:

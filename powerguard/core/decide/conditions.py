@@ -89,22 +89,39 @@ def budget_now(policy: Policy, state: State, now_s: float) -> Budget:
     """Return the sums of this moment; on utility, with the grade that an outage which began now would have.
 
     An outage is graded by what is left. `outage_budget` on utility has the grade of a full battery, for callers that
-    ask whether a full stop fits.
+    ask whether a full stop fits. Before training has started after a return, no checkpoint and no pause counts; once
+    it is started, a failure of utility ends the recovery and begins an outage.
     """
-    now = outage_budget(policy, state, now_s)
-    if not isinstance(state.phase, Online):
-        return now
-    grade = budget.grade_left(policy, now)
+    phase = state.phase
+    if awaits_training(state):
+        state = replace(state, trainers=())
+        now = outage_budget(policy, state, now_s)
+        if state.feed.supply is Supply.BATTERY:
+            return now  # Graded when utility failed.
+        grade = budget.grade_left(policy, replace(now, grade=Grade.FULL))
+    else:
+        if isinstance(phase, Recovery):
+            state = replace(state, phase=Online())
+        now = outage_budget(policy, state, now_s)
+        if not isinstance(state.phase, Online):
+            return now
+        grade = budget.grade_left(policy, now)
     return now if grade is now.grade else outage_budget(policy, state, now_s, grade=grade)
+
+
+def awaits_training(state: State) -> bool:
+    """Say whether the host is back and training is not started yet: if utility fails then, no pause is ordered."""
+    return isinstance(state.phase, Recovery) and state.phase.started_at_s is None
 
 
 def outage_budget(policy: Policy, state: State, now_s: float, *, grade: Grade | None = None) -> Budget:
     """Return the sums of this moment, with the outage's grade and the settling load of its phase.
 
-    grade: on utility, in place of the one that a full battery allows.
+    grade: in place of the outage's; on utility, of the one that a full battery allows.
     """
     phase = state.phase
-    grade = grade if isinstance(phase, Online) else phase.outage.grade
+    if grade is None and not isinstance(phase, Online):
+        grade = phase.outage.grade
     settled_load = None
     if isinstance(phase, Emergency) and phase.paused_load is not None:
         load = account.load_of(state.battery)
@@ -449,6 +466,9 @@ def _by_energy(policy: Policy, state: State, plan: Budget) -> list[Forecast]:
     if plan.left is None or plan.tau_now_s is None or plan.tau_paused_s is None:
         return _by_blindness(policy, state, now_s)
     left, at_s = plan.left, now_s
+    if awaits_training(state):
+        ends_s = _commit_s(policy, state, replace(plan, tau_paused_s=plan.tau_now_s), now_s, left)
+        return [Forecast(action="shutdown", at_s=ends_s, because="budget")]
     if not isinstance(phase, Emergency):
         at_s, because = _pause(policy, state, plan)
         out.append(Forecast(action="emergency_checkpoint", at_s=at_s, because=because))
@@ -462,7 +482,7 @@ def _by_blindness(policy: Policy, state: State, now_s: float) -> list[Forecast]:
     """Return the same where no runtime is known: a low battery, or a low charge, does not wait for blind_s."""
     out: list[Forecast] = []
     since_s, is_low = now_s - _dwelt_s(state, now_s), state.feed.low_battery_at_s is not None
-    if not isinstance(state.phase, Emergency):
+    if not isinstance(state.phase, Emergency) and not awaits_training(state):
         because, dwell_s = ("low_battery", policy.pause_dwell_s) if is_low else ("blind", policy.commit_dwell_s)
         out.append(Forecast(action="emergency_checkpoint", at_s=since_s + dwell_s, because=because))
     because = _blind_commit(policy, state, policy.blind_s)

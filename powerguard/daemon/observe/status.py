@@ -458,6 +458,8 @@ def can_abort(daemon: Daemon) -> str:
         return "this outage's shutdown is already aborted"
     if name == "on_battery":
         return "no shutdown to abort yet: training continues; use `powerguard maintenance on` to suspend the power-off"
+    if name == "recovery" and daemon.state.feed.supply is Supply.BATTERY:
+        return "no shutdown to abort yet; use `powerguard maintenance on` to suspend the power-off"
     if name == "recovery":
         return "no shutdown to abort: the host is coming back"
     return "no shutdown to abort: there is no outage"

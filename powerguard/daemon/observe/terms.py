@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from powerguard.core.decide import conditions
 from powerguard.core.energy import budget, learning, needs
 from powerguard.core.energy.budget import PAUSE_FREES, Budget, presumed_share
 from powerguard.core.energy.own import Own
@@ -277,10 +278,12 @@ def _loads(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, .
     if policy.feeds:
         source_now = _mean(state, lambda battery: battery.load)
     own = () if now.own is None else (_share("load_own", now.own.load, own_from(now.own, now.now_s)),)
+    waits = conditions.awaits_training(state)
+    paused = "load_now: nothing to pause, training is not started yet" if waits else paused_from(policy, state, now, at)
     return (
         _share("load_now", now.load_now, source_now),
         *own,
-        _share("load_paused", now.load_paused, paused_from(policy, state, now, at)),
+        _share("load_paused", now.load_paused, paused),
     )
 
 
@@ -322,10 +325,13 @@ def _runtimes(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
 
 def _needs(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
     found: list[Term] = []
+    waits = conditions.awaits_training(state)
     for trainer in state.trainers:
-        rest_s = budget.checkpoint_s((trainer,), now.now_s)
+        rest_s = 0.0 if waits else budget.checkpoint_s((trainer,), now.now_s)
         if not trainer.alive:
             source = "not alive"
+        elif waits:
+            source = "none: training is not started yet"
         elif trainer.durable:
             source = "durable"
         elif trainer.given_up is not None:
