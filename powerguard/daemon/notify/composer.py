@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from powerguard.core.decide.transitions import Cause
 from powerguard.core.model.actions import Conduct, Level, Note
 from powerguard.core.model.state import Online, Shutdown, State
 from powerguard.core.supply import feeds, fusion
@@ -28,7 +29,7 @@ LEVELS: Final = ("info", "warning", "error")
 
 _PAIRS: Final = {"source_recovered": "source_lost", "network_back": "network_lost", "guard_ended": "guard_started"}
 _REPORTED_ELSEWHERE: Final = frozenset(
-    {"outage_began", "outage_continued", "grade_lowered", "power_off_ordered", "power_off_accepted", "battery_low"}
+    {"outage_continued", "phase_changed", "grade_lowered", "power_off_ordered", "power_off_accepted", "battery_low"}
     | {"trainer_signalled", "reboot_ordered"}
 )
 """Warnings that are steps of an outage, which its own messages cover."""
@@ -144,22 +145,12 @@ class MessageComposer:
 
     def _of_note(self, note: Note, heard: StepNotes, sums: Mapping[str, Any]) -> list[Message]:
         numbers = dict(note.numbers)
-        match note.event:
-            case "outage_began":
-                return self._story("outage_began", "begin", note, heard, {**sums, **numbers})
-            case "phase_changed" if numbers.get("new") == "emergency_checkpoint":
-                return self._story("emergency_checkpoint", "event", note, heard, numbers)
-            case "phase_changed" if numbers.get("new") == "shutdown":
-                # One that is only recorded begins nothing, so it needs no end of its own.
-                return self._story("shutdown", "begin" if heard.mode == "armed" else "event", note, heard, numbers)
-            case "host_returned":
-                return self._story("host_returned", "end", note, heard, numbers)
-            case "outage_ended":
-                return self._story(str(numbers.get("outcome")), "end", note, heard, numbers)
-            case "phase_changed":
-                return []
-            case "trainer_gone" if _was_asked(heard.before, str(numbers.get("trainer"))):
-                return []
+        stage = _stage(note, numbers, heard.mode)
+        if stage is not None:
+            name, status = stage
+            return self._story(name, status, note, heard, {**sums, **numbers} if name == "outage_began" else numbers)
+        if note.event == "trainer_gone" and _was_asked(heard.before, str(numbers.get("trainer"))):
+            return []
         if note.event.endswith("_cleared"):
             return self.end(f"alarm:{note.event.removesuffix('_cleared')}", note.because, heard.wall)
         if note.event in _PAIRS:
@@ -345,8 +336,31 @@ class MessageComposer:
 
 _WORDED: Final = frozenset(
     {"outage_began", "emergency_checkpoint", "shutdown", "host_returned", "ridden_through", "resumed_in_place"}
+    | {"shutdown_aborted", "abort_ended"}
     | {"clean_shutdown", "dirty", "rehearsed", "trainer_gone", "source_lost", "drill_overdue", "left_out", "test"}
 )
+
+
+def _stage(note: Note, numbers: Mapping[str, Any], mode: str) -> tuple[str, str] | None:
+    """Return name and status of the outage's message that a note is, None if it is none."""
+    match note.event:
+        case "outage_began":
+            return "outage_began", "begin"
+        case "phase_changed" if numbers.get("new") == "emergency_checkpoint":
+            return "emergency_checkpoint", "event"
+        case "phase_changed" if numbers.get("cause") == Cause.ABORTED:
+            return "shutdown_aborted", "event"
+        case "phase_changed" if numbers.get("new") == "shutdown":
+            # One that is only recorded begins nothing, so it needs no end of its own.
+            return "shutdown", "begin" if mode == "armed" else "event"
+        case "shutdown_aborted" | "abort_ended":
+            return note.event, "event"
+        case "host_returned":
+            return "host_returned", "end"
+        case "outage_ended":
+            return str(numbers.get("outcome")), "end"
+        case _:
+            return None
 
 
 def _pair_key(event: str, numbers: Mapping[str, Any]) -> str:

@@ -106,6 +106,23 @@ def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
     assert listener.standing == {}
 
 
+def test_an_abort_is_reported_to_all_who_read_that_the_host_will_be_powered_off() -> None:
+    """By the move that ends a hold, or by a note of its own; and when it does not count any more."""
+    listener = Listener()
+    listener.messages_of(*began())
+    moved = {"old": "holding", "new": "on_battery", "cause": "operator aborts"}
+    found = listener.messages_of(note("phase_changed", because="alice: generator runs", **moved))
+    found += listener.messages_of(note("shutdown_aborted", because="bob", who="bob"))
+    found += listener.messages_of(note("abort_ended", because="the outage counts"))
+    assert [(each.event, each.key, each.status, is_wanted(each, "none")) for each in found] == [
+        ("shutdown_aborted", "outage:o1", "event", True),
+        ("shutdown_aborted", "outage:o1", "event", True),
+        ("abort_ended", "outage:o1", "event", True),
+    ]
+    assert found[0].text.startswith("By alice: generator runs. Training goes on. powerguard does not power")
+    assert list(listener.standing) == ["outage:o1"]
+
+
 def test_an_outage_in_maintenance_promises_no_power_off() -> None:
     """The host then runs until the battery is empty."""
     state = replace(State(), maintenance=Maintenance(until_s=NOW_S + 3600.0, reason="fan", who="a"))
