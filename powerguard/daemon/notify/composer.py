@@ -157,19 +157,20 @@ class MessageComposer:
             return self.end(_pair_key(_PAIRS[note.event], numbers), note.because, heard.wall)
         if note.level not in (Level.WARNING, Level.ERROR) or note.event in _REPORTED_ELSEWHERE:
             return []
-        key, status = self._key(note.event, numbers)
+        key, status = self._key(note.event, numbers, heard.outage)
         made = self._make(
             note.event, key, status, level=str(note.level), because=note.because, at=heard, numbers=numbers
         )
         return self._once(made)
 
-    def _key(self, event: str, numbers: Mapping[str, Any]) -> tuple[str, str]:
+    def _key(self, event: str, numbers: Mapping[str, Any], outage: str) -> tuple[str, str]:
         if event.endswith("_raised"):
             return f"alarm:{event.removesuffix('_raised')}", "begin"
         if event in _PAIRS.values():
             return _pair_key(event, numbers), "begin"
         whose = (str(numbers[each]) for each in _WHOSE if numbers.get(each))
-        return ":".join(["event", event, *whose])[:200], "event"
+        within = [outage] if outage else []  # The same in the next outage is another trouble.
+        return ":".join(["event", event, *within, *whose])[:200], "event"
 
     def _story(self, name: str, status: str, note: Note, heard: StepNotes, numbers: Mapping[str, Any]) -> list[Message]:
         """Return a message of an outage, which every target gets. A power-off is a trouble of its own within it."""

@@ -180,6 +180,14 @@ def test_troubles_of_different_things_are_different() -> None:
     assert [len(each) for each in found] == [1, 1, 0]
 
 
+def test_what_fails_again_in_the_next_outage_is_reported_again() -> None:
+    """Within the hour, too: the checkpoint of the second outage is missing as well. In one outage it is one trouble."""
+    listener = Listener()
+    failed = note("action_failed", Level.ERROR, "timed out", action="TriggerCheckpoint")
+    found = [listener.messages_of(failed, outage=outage) for outage in ("o1", "o1", "o2", "o2", "", "")]
+    assert [len(each) for each in found] == [1, 0, 1, 0, 1, 0]
+
+
 def test_what_was_not_reported_does_not_end() -> None:
     listener = Listener()
     assert listener.messages_of(note("overload_cleared", Level.INFO)) == []
