@@ -31,6 +31,7 @@ SILENT_S: Final = 60.0
 """A trainer that is alive this long after the start without a step is taken for one that reports no steps."""
 UNCONFIRMED_S: Final = 300.0
 """Longest wait for a first step. After it the outage is over, and an error asks a person to look."""
+FAILED_AGAIN: Final = "the power failed again before training reported a step"
 INCOMPLETE: Final = "host_incomplete"
 LATE: Final = "host_incomplete_long"
 
@@ -145,7 +146,7 @@ def resumed_because(turn: Turn, phase: Recovery) -> str:
         return "powerguard gave up: start training by hand"
     feed, waited_s = turn.state.feed, turn.now_s - phase.started_at_s
     if feed.supply is Supply.BATTERY or budget.power_off_at_s(feed) is not None:
-        return "the power failed again before training reported a step"
+        return FAILED_AGAIN
     configured = {each.name for each in turn.policy.trainers}
     expected = [each for each in turn.state.trainers if each.name in configured or not configured]
     late = [each.name for each in expected if not each.alive or each.step is None or each.paused]

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from powerguard.core.comeback.gate import FAILED_AGAIN
 from powerguard.core.decide.transitions import Cause
 from powerguard.core.model.actions import Conduct, Level, Note
 from powerguard.core.model.state import Online, Shutdown, State
@@ -392,7 +393,11 @@ def _was_asked(state: State, name: str) -> bool:
 
 def _is_without_training(name: str, notes: Iterable[Note]) -> bool:
     """Return whether an outage ends with the host back, but training that could not be started or is not seen."""
-    lacks = any(each.event in ("resume_failed", "resume_unconfirmed") for each in notes)
+    lacks = any(
+        each.event in ("resume_failed", "resume_unconfirmed")
+        or (each.event == "outage_ended" and each.because == FAILED_AGAIN)
+        for each in notes
+    )
     return name in ("clean_shutdown", "dirty") and lacks
 
 

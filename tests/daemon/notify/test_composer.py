@@ -21,6 +21,7 @@ from powerguard.daemon.notify.composer import (
     texts,
 )
 from powerguard.daemon.notify.messenger import _drill
+from tests.core.play import play
 from tests.daemon.notify.post import began, ended, note
 from tests.daemon.watched import NOW_S, TRAINER, drilled, scene
 
@@ -89,6 +90,27 @@ def test_an_outage_that_ends_without_training_is_not_reported_as_training_again(
     assert result.title == "gpu-01: the host is back, but no training is seen"
     assert shown in result.text
     assert "runs again" not in result.text
+
+
+def test_training_that_a_second_outage_has_met_is_not_reported_as_training_again() -> None:
+    """It was started, and the power failed before its first step."""
+    story = play(
+        "policy table=50:540,75:360,100:240 trainer=llm:pause:20",
+        "auto policy sync poweroff resume checkpoint=15",
+        "0..5 utility load=75 charge=100 runtime=360",
+        "6..86 battery load=75 charge=100-0.27 runtime=350-1",
+        "87..300 battery load=45 charge=78-0.15 runtime=500-1",
+        "20 reboot gap=36000",
+        "21..60 utility load=10 charge=95 runtime=2500",
+        "61..64 battery load=10 charge=95 runtime=2500",
+    )
+    because = [each.because for each in story.notes if each.event == "outage_ended"]
+    listener = Listener()
+    listener.messages_of(*began())
+    over = note("outage_ended", Level.INFO, because[0], outage="o1", outcome="clean_shutdown", lasted_s=3600.0)
+    (result,) = listener.messages_of(over)
+    assert result.title == "gpu-01: the host is back, but no training is seen"
+    assert "the power failed again before training reported a step" in result.text
 
 
 def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
