@@ -334,11 +334,14 @@ async def test_an_outage_whose_end_nobody_saw_is_lost(tmp_path: Path) -> None:
         await rest(2.0)
         assert isinstance(daemon.state.phase, Online)
         assert counted(daemon)["outages_lost"] == 1.0
+        assert daemon.last_outage is not None
+        known = daemon.last_outage
+        assert known.outcome == "lost"
     (record,) = world.outages()
     assert record.outcome == "lost"
     async with world.running() as daemon:
         assert daemon.last_outage is not None
-        assert daemon.last_outage.outcome == "lost"
+        assert (daemon.last_outage.id, daemon.last_outage.outcome) == (known.id, "lost")
         assert counted(daemon)["outages_lost"] == 1.0
 
 

@@ -103,9 +103,10 @@ class Figures:
                     self._resumed(daemon, answer.notes, now_s)
                 case _:
                     pass
-        if self.outcome(answer) == "lost":
+        if self.outcome(answer) == "lost" and (lost := self._journal.open_outage) is not None:
             self._journal.count("outages_lost")
             self._cost(answer.state)
+            self.last = self._last(lost.id, "lost", lost.started_wall, daemon.wall())
         if isinstance(phase, Online):
             self._meter.online(answer.state, now_s)
         else:
@@ -150,11 +151,15 @@ class Figures:
         self._open["lasted_s"] = lasted_s
         self._journal.count(f"outages_{outcome}")
         self._cost(state)
-        self.last = LastOutage(
-            id=str(values.get("outage")),
+        began_wall_s = now_wall_s - lasted_s if self._began_wall_s is None else self._began_wall_s
+        self.last = self._last(str(values.get("outage")), outcome, began_wall_s, now_wall_s)
+
+    def _last(self, outage: str, outcome: str, began_wall_s: float, ended_wall_s: float) -> LastOutage:
+        return LastOutage(
+            id=outage,
             outcome=outcome,
-            began_wall_s=now_wall_s - lasted_s if self._began_wall_s is None else self._began_wall_s,
-            ended_wall_s=now_wall_s,
+            began_wall_s=began_wall_s,
+            ended_wall_s=ended_wall_s,
             on_battery_s=number(self._open.get("on_battery_s")),
             checkpoint_s=number(self._open.get("checkpoint_s")),
             recovery_s=number(self._open.get("recovery_s")),
