@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,7 +16,7 @@ from powerguard.core.decide.transitions import Cause
 from powerguard.core.model.actions import Conduct, Level, Note
 from powerguard.core.model.state import Online, Shutdown, State
 from powerguard.core.supply import feeds, fusion
-from powerguard.daemon.observe.readiness import ERRORS, FIXES
+from powerguard.daemon.observe.readiness import ERRORS, FIXES, WARNINGS
 from powerguard.fields import clean_text
 from powerguard.yamlfile import load_file
 
@@ -196,7 +197,7 @@ class MessageComposer:
     def watch(
         self, reasons: Mapping[str, tuple[str, str]], state: State, mode: str, *, is_whole: bool = True
     ) -> list[Message]:
-        """Compare with what stands now. reasons: level and text by name. Called once a minute.
+        """Compare with what stands now. reasons: level and text by name, or NAME:WHOSE. Called once a minute.
 
         is_whole: False while the journal may still give back an outage that the state does not have.
         """
@@ -205,8 +206,9 @@ class MessageComposer:
         messages: list[Message] = []
         for name, (level, because) in reasons.items():
             if f"reason:{name}" not in self.standing and f"reason:{name}" not in self.muted:
+                event = name.partition(":")[0]
                 messages += self._once(
-                    self._make(name, f"reason:{name}", "begin", level=level, because=because, at=now)
+                    self._make(event, f"reason:{name}", "begin", level=level, because=because, at=now)
                 )
         open_outage = "" if isinstance(state.phase, Online) else state.phase.outage.id
         still = {f"alarm:{name}" for name in state.alarms} | {f"reason:{name}" for name in reasons}
@@ -238,8 +240,10 @@ class MessageComposer:
         if began is None:
             return []
         kind, _, rest = key.partition(":")
-        name = named(self.language, kind if began.story else rest.partition(":")[0])
-        values = {"host": self.host, "name": name, "because": because or "it does not stand any more"}
+        event, _, whose = rest.partition(":")
+        name = named(self.language, kind if began.story else event)
+        over = f"{whose}: it does not stand any more" if whose and kind == "reason" else "it does not stand any more"
+        values = {"host": self.host, "name": name, "because": because or over}
         title, text = worded(self.language, "outage_over" if kind == "outage" else "over", values)
         made = replace(began, id=self._id(wall), at=wall, status="end", title=title, text=text, because=because)
         return [made] if self._passes(made) else []
@@ -442,13 +446,27 @@ def _clock(wall: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(wall))
 
 
-def reason_levels(found: Iterable[Any]) -> dict[str, tuple[str, str]]:
-    """Return level and text of the reasons that are worth a message."""
-    return {
-        each.name: ("error" if each.name in ERRORS else "warning", f"{each.text}")
-        for each in found
-        if each.name in WATCHED
-    }
+def reason_levels(found: Iterable[Any], strangers: Iterable[str] = ()) -> dict[str, tuple[str, str]]:
+    """Return level and text of the reasons that are worth a message, by name and what each is of.
+
+    strangers: each "SOCKET: why"; of the first few each is a trouble of its own.
+    """
+    levels: dict[str, tuple[str, str]] = {}
+    for each in found:
+        if each.name == "trainer_stranger":
+            for stranger in islice(strangers, MOST_STRANGERS):
+                whose = stranger.partition(": ")[0]
+                levels[f"{each.name}:{whose}"[:_LONGEST_KEY]] = ("warning", f"{WARNINGS[each.name]} ({stranger})")
+        elif each.name in WATCHED:
+            whose = dict(each.numbers).get("source", "")
+            key = f"{each.name}:{whose}"[:_LONGEST_KEY] if whose else each.name
+            levels[key] = ("error" if each.name in ERRORS else "warning", f"{each.text}")
+    return levels
+
+
+_LONGEST_KEY: Final = 190
+MOST_STRANGERS: Final = 3
+"""A user who makes sockets by the thousand must not use up the messages of others."""
 
 
 # --- Texts ----------------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ class Messenger:
 
     def _look(self, daemon: Daemon) -> None:
         self._mode = daemon.policy.mode.value
-        found = reason_levels(readiness(daemon)) | _drill(daemon)
+        found = reason_levels(readiness(daemon), daemon.strangers) | _drill(daemon)
         # Twice in a row: at the start nothing has been looked at yet, and what passes in a minute is no trouble.
         known = self._before | {key.removeprefix("reason:") for key in (*self.composer.standing, *self.composer.muted)}
         reasons = {name: each for name, each in found.items() if name in known}

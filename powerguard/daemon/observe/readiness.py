@@ -193,7 +193,8 @@ def _of_supply(daemon: Daemon) -> list[Reason]:
             detail = f"{source.source}: {source.last_error}" if source.last_error else source.source
             found.append(_reason("source_down", detail, ups=source.ups, age_s=age_s))
         elif source.trouble:
-            found.append(_reason("source_troubled", f"{source.source}: {source.trouble}", ups=source.ups))
+            detail = f"{source.source}: {source.trouble}"
+            found.append(_reason("source_troubled", detail, ups=source.ups, source=source.source))
     return found
 
 

@@ -18,9 +18,12 @@ from powerguard.daemon.notify.composer import (
     StepNotes,
     composed,
     is_wanted,
+    reason_levels,
     texts,
 )
 from powerguard.daemon.notify.messenger import _drill
+from powerguard.daemon.observe.port import SourceView
+from powerguard.daemon.observe.readiness import readiness
 from tests.core.play import play
 from tests.daemon.notify.post import began, ended, note
 from tests.daemon.watched import NOW_S, TRAINER, drilled, scene
@@ -300,6 +303,24 @@ def test_reasons_begin_and_end() -> None:
     assert begun.text.endswith("(no helper). see host.power_off and host.helper in `powerguard doctor`")
     assert listener.watch(reasons, State(), "armed") == []
     assert [each.status for each in listener.watch({}, State(), "armed")] == ["end"]
+
+
+def test_the_trouble_of_a_second_ups_or_trainer_is_another_trouble() -> None:
+    """It begins while the first one stands, and each ends by itself."""
+    daemon, listener = scene(), Listener()
+    both = [SourceView(ups=ups, source=f"nut:{ups}", up=True, trouble="the login is refused") for ups in ("a", "b")]
+    strange = [f"unix:/run/{name}.sock: served by uid 65534" for name in ("x", "y", "z", "w")]
+    found = []
+    for troubled, strangers in ((both[:1], strange[:1]), (both, strange[:2]), (both[1:], strange[1:2]), ([], strange)):
+        its = replace(daemon, sources=troubled, strangers=strangers)
+        messages = listener.watch(reason_levels(readiness(its), its.strangers), daemon.state, "armed")
+        found.append([(each.status, each.key.removeprefix("reason:")) for each in messages])
+    assert found == [
+        [("begin", "source_troubled:nut:a"), ("begin", "trainer_stranger:unix:/run/x.sock")],
+        [("begin", "source_troubled:nut:b"), ("begin", "trainer_stranger:unix:/run/y.sock")],
+        [("end", "source_troubled:nut:a"), ("end", "trainer_stranger:unix:/run/x.sock")],
+        [("begin", "trainer_stranger:unix:/run/z.sock"), ("end", "source_troubled:nut:b")],
+    ], "a crowd of sockets does not use up the messages of others"
 
 
 def test_too_many_become_one_and_an_outage_gets_through() -> None:
