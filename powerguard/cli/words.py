@@ -513,6 +513,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "resume_unconfirmed": lambda b, _: b,
     "return_put_off": lambda b, n: f"{b}: it will stay off for {_for(n, 'back_off_s')}",
     "resume_failed": lambda b, n: f"{b} in {n.get('tries')} tries: start it by hand",
+    "utility_failed_again": lambda b, _: f"utility failed again after the return: {b}",
     "abort_ended": lambda b, _: f"the aborted shutdown may come again: {b}",
     "shutdown_aborted": _who("the shutdown was aborted"),
     "source_lost": _source_lost,

@@ -75,6 +75,7 @@ _MARKED: Final = {
     "outage_continued": "daemon restarted",
     "action_failed": "an order failed",
     "shutdown_aborted": "aborted by a person",
+    "utility_failed_again": "on battery again",
 }
 
 

@@ -214,22 +214,26 @@ class Turn:
         recent = tuple(at_s for at_s in self.state.transfers if self.now_s - at_s <= 3600.0)
         self.update(transfers=(*recent[-15:], self.now_s))
         self.grade_again()
+        if conditions.awaits_training(self.state):
+            because = "training is not started yet"
+            self.note("utility_failed_again", because, Level.WARNING, **self._on_battery())
 
     def open_outage(self, because: str) -> None:
         """Begin the outage's story. because: the second witness."""
         self.update(guarded_since_s=None)
+        self.note("outage_began", because, Level.WARNING, **self._on_battery())
+
+    def _on_battery(self) -> dict[str, Scalar]:
+        """Return the outage, the stop that fits, and the newest reading."""
         reading = self.state.feed.reading
-        self.note(
-            "outage_began",
-            because,
-            Level.WARNING,
-            outage=self.outage_id,
-            grade=None if self.outage is None else self.outage.grade,
-            source=None if reading is None else reading.source,
-            charge_pct=None if reading is None else reading.charge_pct,
-            load_pct=None if reading is None else reading.load_pct,
-            runtime_s=None if reading is None else reading.runtime_s,
-        )
+        return {
+            "outage": self.outage_id,
+            "grade": None if self.outage is None else self.outage.grade,
+            "source": None if reading is None else reading.source,
+            "charge_pct": None if reading is None else reading.charge_pct,
+            "load_pct": None if reading is None else reading.load_pct,
+            "runtime_s": None if reading is None else reading.runtime_s,
+        }
 
     def close_outage(self, old: Phase, because: str) -> None:
         """End the outage's story: one line that sums it up."""

@@ -150,6 +150,11 @@ class MessageComposer:
         stage = _stage(note, numbers, heard.mode)
         if stage is not None:
             name, status = stage
+            if name == "utility_failed_again":  # It may come and go for as long as the battery is charged.
+                key = f"event:{name}:{heard.outage}"
+                if self._was_said(key, heard.wall):
+                    return []
+                self.said[key] = heard.wall
             return self._story(name, status, note, heard, {**sums, **numbers} if name == "outage_began" else numbers)
         if note.event == "trainer_gone" and _was_asked(heard.before, str(numbers.get("trainer"))):
             return []
@@ -283,9 +288,9 @@ class MessageComposer:
         elif _is_without_training(name, at.notes):
             kind = "not_resumed"
         title, text = worded(self.language, kind, values)
-        if at.mode in ("dry-run", "rehearse") and name in ("outage_began", "emergency_checkpoint", "shutdown"):
+        if at.mode in ("dry-run", "rehearse") and name in (*_PROMISES, "shutdown"):
             text = f"{text} {worded(self.language, at.mode, {})[1]}"
-        elif at.before.maintenance is not None and name in ("outage_began", "emergency_checkpoint"):
+        elif at.before.maintenance is not None and name in _PROMISES:
             text = f"{text} {worded(self.language, 'maintenance', {})[1]}"
         return Message(
             id=self._id(at.wall),
@@ -342,9 +347,13 @@ class MessageComposer:
 
 _WORDED: Final = frozenset(
     {"outage_began", "emergency_checkpoint", "shutdown", "host_returned", "ridden_through", "resumed_in_place"}
-    | {"shutdown_aborted", "abort_ended"}
+    | {"shutdown_aborted", "abort_ended", "utility_failed_again"}
     | {"clean_shutdown", "dirty", "rehearsed", "trainer_gone", "source_lost", "drill_overdue", "left_out", "test"}
 )
+
+
+_PROMISES: Final = ("outage_began", "emergency_checkpoint", "utility_failed_again")
+"""Messages that say that the host will be powered off."""
 
 
 def _stage(note: Note, numbers: Mapping[str, Any], mode: str) -> tuple[str, str] | None:
@@ -359,7 +368,7 @@ def _stage(note: Note, numbers: Mapping[str, Any], mode: str) -> tuple[str, str]
         case "phase_changed" if numbers.get("new") == "shutdown":
             # One that is only recorded begins nothing, so it needs no end of its own.
             return "shutdown", "begin" if mode == "armed" else "event"
-        case "shutdown_aborted" | "abort_ended":
+        case "shutdown_aborted" | "abort_ended" | "utility_failed_again":
             return note.event, "event"
         case "host_returned":
             return "host_returned", "end"

@@ -148,6 +148,20 @@ def test_an_abort_is_reported_to_all_who_read_that_the_host_will_be_powered_off(
     assert list(listener.standing) == ["outage:o1"]
 
 
+def test_utility_that_fails_again_in_a_recovery_is_reported_once_an_hour() -> None:
+    """Before the power-off of a host that has just come back: for every target, and however often utility comes."""
+    listener = Listener()
+    again = note("utility_failed_again", because="training is not started yet", charge_pct=40.0, load_pct=20.0)
+    (result,) = listener.messages_of(again)
+    assert (result.event, result.key, result.status) == ("utility_failed_again", "outage:o1", "event")
+    assert is_wanted(result, "none")
+    assert "charge 40 %" in result.text
+    assert listener.messages_of(again) == []
+    assert len(listener.messages_of(again, outage="o2")) == 1
+    listener.now += HOUR_S
+    assert len(listener.messages_of(again)) == 1
+
+
 def test_an_outage_in_maintenance_promises_no_power_off() -> None:
     """The host then runs until the battery is empty."""
     state = replace(State(), maintenance=Maintenance(until_s=NOW_S + 3600.0, reason="fan", who="a"))
