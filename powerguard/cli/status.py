@@ -567,7 +567,8 @@ def _budget(status: dict[str, Any], *, has_bars: bool) -> list[Row]:
     budget = status["budget"]
     paused_s, slack_s, shed_s = (budget.get(key) for key in ("runtime_effective_paused_s", "slack_s", "shed_s"))
     need_s = budget["need_s"] + (shed_s or 0.0)
-    begun = status["phase"] in (*BEGUN, "shutdown")
+    # Three quarters are asked for once: before the outage. On battery, all that is left counts.
+    begun = status["phase"] in (*BEGUN, "shutdown") or (status["phase"] == "recovery" and status["supply"] == "battery")
     needs = f"{clean(budget['grade'])} stop {duration(budget['stop_s'])}"
     if budget["checkpoint_s"]:
         needs = f"checkpoint {duration(budget['checkpoint_s'])} + {needs}"
@@ -609,13 +610,18 @@ def _gives(budget: dict[str, Any]) -> str:
 
 def _next(status: dict[str, Any]) -> list[Row]:
     rows = []
-    if status["phase"] == "recovery":
-        rows.append(Row(0, "next", "training starts; `powerguard recover --dry-run` shows what it waits for"))
+    phase = status["phase"]
+    # As things are, no power-off comes: the steps are those of a failure of utility.
+    assumes = phase != "shutdown" and status["supply"] != "battery" and status["budget"].get("cut_in_s") is None
+    if phase == "recovery":
+        what = "training starts" if assumes else "training starts once utility is back"
+        rows.append(Row(0, "next", f"{what}; `powerguard recover --dry-run` shows what it waits for"))
+    elif assumes and phase != "online" and status["supply"] == "utility":
+        rows.append(Row(0, "next", "training goes on once utility is stable"))
     if status["outage"] is not None and status["outage"]["aborted_by"]:
         rows.append(Row(0, "next", CALLED_OFF))
-    is_fine = status["outage"] is None or (status["phase"] == "recovery" and status["supply"] == "utility")
     for place, step in enumerate(steps(status)):
-        label = ("if power fails" if is_fine else "next") if place == 0 else ""
+        label = ("if power fails" if assumes else "next") if place == 0 else ""
         rows.append(Row(0, label, step))
     return rows
 

@@ -145,10 +145,11 @@ def test_no_deadline_is_forecast_of_what_was_called_off(phase: str) -> None:
     assert value(daemon, "deadline_timestamp_seconds") is None
 
 
+@pytest.mark.parametrize("phase", ["recovery", "holding"])
 @pytest.mark.parametrize(("supply", "has"), [(Supply.UTILITY, False), (Supply.UNKNOWN, False), (Supply.BATTERY, True)])
-def test_a_host_that_is_back_has_a_deadline_only_on_battery(supply: Supply, *, has: bool) -> None:
+def test_a_host_that_is_back_or_holds_has_a_deadline_only_on_battery(phase: str, supply: Supply, *, has: bool) -> None:
     """With utility and a battery that is still empty, its crash would count as a power-off in order."""
-    daemon = scene("recovery")
+    daemon = scene(phase)
     feed, battery = replace(daemon.state.feed, supply=supply), replace(daemon.state.battery, left=0.05)
     daemon.state = replace(daemon.state, feed=feed, battery=battery)
     assert (value(daemon, "deadline_timestamp_seconds") is not None) is has

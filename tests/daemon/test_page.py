@@ -121,6 +121,21 @@ def test_what_is_counted_down(phase: str, expected: str) -> None:
     assert expected in re.sub(r"\s+", " ", shown(scene(phase)).text)
 
 
+@pytest.mark.parametrize(
+    ("phase", "supply", "expected"),
+    [
+        ("holding", Supply.UTILITY, "Utility is back; training goes on once it is stable"),
+        ("recovery", Supply.BATTERY, "Power-off in 11 min 56 s"),
+    ],
+)
+def test_a_power_off_is_counted_down_while_it_comes_and_no_longer(phase: str, supply: Supply, expected: str) -> None:
+    daemon = scene(phase)
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, supply=supply))
+    text = re.sub(r"\s+", " ", shown(daemon).text)
+    assert expected in text
+    assert (WORDS["en"]["next_online"] in text) is (supply is Supply.UTILITY)
+
+
 @pytest.mark.parametrize("mode", Mode)
 def test_what_is_only_recorded_says_so(mode: Mode) -> None:
     text = shown(committed(mode)).text

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli.plan.picture import from_plan
+from powerguard.cli.plan.verb import describe
+from powerguard.cli.render import Paint
+from powerguard.cli.status import _next
 from powerguard.core.comeback.methods import DOUBTFUL, STUCK
 from powerguard.core.decide import conditions
 from powerguard.core.energy import account, budget
@@ -349,6 +352,32 @@ def test_actions_are_counted_by_result() -> None:
 def test_the_plan_says_whether_it_assumes_an_outage(phase: str) -> None:
     """On utility, before and after one, the times count from a failure now: nothing of it comes by itself."""
     assert plan_view(scene(phase))["assumes_utility_fails_now"] is (phase in ("online", "recovery"))
+
+
+@pytest.mark.parametrize("phase", ["on_battery", "emergency_checkpoint", "holding", "recovery"])
+@pytest.mark.parametrize(
+    ("supply", "cut_at_s", "assumes"),
+    [(Supply.UTILITY, None, True), (Supply.UTILITY, NOW_S + 300.0, False), (Supply.BATTERY, None, False)],
+)
+def test_with_utility_back_the_plan_is_of_a_failure_of_it(
+    phase: str, supply: Supply, cut_at_s: float | None, *, assumes: bool
+) -> None:
+    """In a hold no power-off comes once utility is there, unless the UPS is going to cut its output."""
+    daemon = scene(phase)
+    daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, supply=supply, countdown_at_s=cut_at_s))
+    assert plan_view(daemon)["assumes_utility_fails_now"] is assumes
+    rows = [row for row in _next(status(daemon)) if row.label]
+    assert [row.label for row in rows] == (
+        ["next", "if power fails"] if assumes else ["next"] * (2 if phase == "recovery" else 1)
+    )
+
+
+def test_a_second_outage_in_a_recovery_still_fits_while_it_lasts() -> None:
+    daemon = scene("recovery")
+    feed = replace(daemon.state.feed, supply=Supply.BATTERY)
+    daemon.state = replace(daemon.state, feed=feed, battery=replace(daemon.state.battery, left=0.22))
+    plan = plan_view(daemon)
+    assert (plan["fits"], describe(plan, Paint())[1].partition(":")[0]) == (False, "It still fits")
 
 
 def example(name: str) -> dict[str, object]:

@@ -119,6 +119,11 @@ def _host(plan: dict[str, Any]) -> str:
     return clean((plan.get("host") or {}).get("name") or "this host")
 
 
+def _has_begun(plan: dict[str, Any]) -> bool:
+    """Say whether all of the runtime counts, and not three quarters of it."""
+    return plan["phase"] in BEGUN or (plan["phase"] == "recovery" and not plan["assumes_utility_fails_now"])
+
+
 def _verdict(plan: dict[str, Any]) -> tuple[str, str]:
     """Return the verdict as a sentence, and its colour."""
     slack_s = plan["slack_s"]
@@ -144,7 +149,7 @@ def _verdict(plan: dict[str, Any]) -> tuple[str, str]:
         return f"Only a {clean(plan['grade'])} stop fits: {slack}", "yellow"
     if plan["fits"]:
         return f"It fits: {slack}", "green"
-    if plan["phase"] in BEGUN:
+    if _has_begun(plan):
         return f"It still fits: {slack}", "yellow"
     return f"It does not fit three quarters of the runtime: {slack}", "red"
 
@@ -213,7 +218,7 @@ def _terms(plan: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
     Once training is paused, the whole runtime counts and not three quarters of it.
     """
-    misleads = plan["phase"] in BEGUN and not plan["fits"] and (plan["slack_s"] is not None and plan["slack_s"] >= 0.0)
+    misleads = _has_begun(plan) and not plan["fits"] and (plan["slack_s"] is not None and plan["slack_s"] >= 0.0)
     rows = []
     for term in plan["terms"]:
         if misleads and term["name"] == "fits":

@@ -25,12 +25,12 @@ from powerguard.core.energy.budget import Budget
 from powerguard.core.energy.own import looks_shared
 from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading
 from powerguard.core.model.policy import DrillReport, Health, Policy
-from powerguard.core.model.state import Drill, Online, Recovery, Shutdown, State, Supply, Trainer, phase_name
+from powerguard.core.model.state import Drill, Online, Shutdown, State, Supply, Trainer, phase_name
 from powerguard.core.supply.feeds import each_alone
 from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView, TargetView
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS, aborted_by, is_ready, readiness
-from powerguard.daemon.observe.status import VERSION, Times, covers, layers, required_steps, ups_name
+from powerguard.daemon.observe.status import VERSION, Times, assumes_failure, covers, layers, required_steps, ups_name
 from powerguard.daemon.observe.terms import health_view
 
 Sample = tuple[tuple[str, ...], float]
@@ -379,8 +379,8 @@ def _deadline(view: View) -> Number:
     is_suspended = state.maintenance is not None and not isinstance(state.phase, Shutdown)
     if isinstance(state.phase, Online) or aborted_by(state) or is_suspended:
         return None
-    if isinstance(state.phase, Recovery) and not conditions.may_commit(state):
-        return None  # The forecast is of a failure of utility.
+    if assumes_failure(state):
+        return None
     if not isinstance(state.phase, Shutdown) and conditions.is_spared(view.daemon.policy, state, view.budget):
         return None
     steps = conditions.forecast(view.daemon.policy, state, view.budget)
@@ -547,8 +547,8 @@ _BUDGET: Final = (
     gauge("outage_start_timestamp_seconds", "When the outage began; absent outside an outage.", plain(_outage_start)),
     gauge(
         "deadline_timestamp_seconds",
-        "When the host would be powered off without further changes; absent outside an outage, on a host that is back "
-        "with utility, after an abort, in maintenance, while enough other UPSes have utility, and once the power-off "
+        "When the host would be powered off without further changes; absent outside an outage, with utility, "
+        "after an abort, in maintenance, while enough other UPSes have utility, and once the power-off "
         "has only been recorded.",
         plain(_deadline),
     ),

@@ -266,7 +266,6 @@ def plan_view(daemon: Daemon) -> Json:
     times = Times(daemon)
     now = conditions.budget_now(daemon.policy, daemon.state, times.now_s)
     reasons = readiness(daemon)
-    on_battery = daemon.state.feed.supply is Supply.BATTERY or not isinstance(daemon.state.phase, Online | Recovery)
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "plan",
@@ -277,7 +276,7 @@ def plan_view(daemon: Daemon) -> Json:
         "host": _host(daemon),
         "ready": is_ready(reasons),
         "reasons": [_reason(reason) for reason in reasons],
-        "assumes_utility_fails_now": not on_battery,
+        "assumes_utility_fails_now": assumes_failure(daemon.state),
         "fits": now.fits,
         "grade": now.grade.value,
         "slack_s": rounded(now.slack_s),
@@ -285,6 +284,11 @@ def plan_view(daemon: Daemon) -> Json:
         "next": _next(daemon, now, times),
         "tiers": _tiers(daemon, now, times),
     }
+
+
+def assumes_failure(state: State) -> bool:
+    """Say whether the forecast is of a failure of utility: as things are, no power-off comes."""
+    return not isinstance(state.phase, Shutdown) and not conditions.may_commit(state)
 
 
 def _tiers(daemon: Daemon, now: Budget, times: Times) -> list[Json]:

@@ -121,6 +121,11 @@ def word(words: Mapping[str, str], kind: str, name: str) -> str:
     return words.get(f"{kind}.{name}", name.replace("_", " "))
 
 
+def assumes_failure(status: Mapping[str, Any]) -> bool:
+    """Say whether the forecast is of a failure of utility: as things are, no power-off comes."""
+    return status["phase"] != "shutdown" and status["supply"] != "battery" and status["budget"]["cut_in_s"] is None
+
+
 def countdown(status: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, str]:
     """Return what is counted down, and how much is left of it ("" for nothing)."""
     phase, outage, budget = status["phase"], status["outage"], status["budget"]
@@ -129,7 +134,7 @@ def countdown(status: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str,
         if slack_s is None or slack_s < 0.0 or slack_s >= ENDLESS_S:
             return "", ""
         return words["count.online"], duration(slack_s, words)
-    if phase == "recovery":
+    if phase == "recovery" and assumes_failure(status):
         return words["count.recovery"], ""
     if phase == "shutdown" and status["next"]:  # Else the power-off is only recorded, and utility ends the outage.
         by_s = outage["power_off_by_at"]
@@ -138,6 +143,8 @@ def countdown(status: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str,
         etas = [each["checkpoint_eta_s"] for each in status["trainers"] if each["checkpoint_eta_s"] is not None]
         if etas:
             return words["count.holding"], _left(max(etas), words)
+    if assumes_failure(status):
+        return words["count.back" if status["supply"] == "utility" else "count.none"], ""
     coming = next((each for each in status["next"] if each["in_s"] is not None and not each["suspended"]), None)
     if coming is None:
         return words["count.none"], ""
@@ -363,7 +370,7 @@ def context(
     budget = status["budget"]
     stretches, empty_x = bars(budget)
     what, left = countdown(status, words)
-    if returning["stage"] in {"start", "first_step"}:
+    if returning["stage"] in {"start", "first_step"} and not left:
         what = words["count.started"]
     runtime_s, slack_s = budget["runtime_effective_paused_s"], budget["slack_s"]
     return {
@@ -389,6 +396,7 @@ def context(
         "at": moment(status["at"]),
         "clock": moment(status["at"], "%H:%M:%S"),
         "ups": ups_rows(status, words),
+        "assumes": assumes_failure(status),
         "steps": [
             (word(words, "action", each["action"]), "" if each["in_s"] is None else _left(each["in_s"], words))
             for each in status["next"]
