@@ -282,12 +282,7 @@ class MessageComposer:
         values = {**own, "host": self.host, "because": because.rstrip("."), "name": called}
         values["need_s"] = sum(float(each) for each in needs if isinstance(each, int | float)) if any(needs) else None
         values["fix"] = FIXES.get(name.removesuffix("_raised"), "")
-        kind = name if name in _WORDED else "alarm"
-        if name == "shutdown" and at.mode != "armed":
-            kind = "shutdown_recorded"
-        elif _is_without_training(name, at.notes):
-            kind = "not_resumed"
-        title, text = worded(self.language, kind, values)
+        title, text = worded(self.language, _kind(name, own, at), values)
         if at.mode in ("dry-run", "rehearse") and name in (*_PROMISES, "shutdown"):
             text = f"{text} {worded(self.language, at.mode, {})[1]}"
         elif at.before.maintenance is not None and name in _PROMISES:
@@ -412,6 +407,23 @@ def _is_without_training(name: str, notes: Iterable[Note]) -> bool:
         for each in notes
     )
     return name in ("clean_shutdown", "dirty") and lacks
+
+
+def _kind(name: str, numbers: Mapping[str, Any], at: StepNotes) -> str:
+    """Return under which name the texts have a message."""
+    match name, numbers.get("cause"):
+        case "outage_began", Cause.POWER_OFF_ORDERED:
+            return "cut_ordered"  # Utility may be there.
+        case "outage_began", Cause.CALIBRATION_LOW:
+            return "calibration_low"
+        case "emergency_checkpoint", _ if numbers.get("cut_in_s") is not None:
+            return "checkpoint_before_cut"  # It permits no hold.
+        case "shutdown", _ if at.mode != "armed":
+            return "shutdown_recorded"
+        case _ if _is_without_training(name, at.notes):
+            return "not_resumed"
+        case _:
+            return name if name in _WORDED else "alarm"
 
 
 def is_wanted(message: Message, alarms: str) -> bool:

@@ -131,6 +131,45 @@ def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
     assert listener.standing == {}
 
 
+@pytest.mark.parametrize(
+    ("story", "titles", "shown"),
+    [
+        (
+            ("6..30 utility load=75 charge=100 runtime=360 off_in=200-1",),
+            ["the UPS is about to switch off", "training must checkpoint and pause"],
+            "as soon as the checkpoint is written, without waiting for utility",
+        ),
+        (
+            (
+                "6..60 battery load=75 charge=100-0.5 runtime=350-2 calibrating",
+                "61..80 battery load=75 charge=70-0.5 runtime=240-2 calibrating low_battery",
+            ),
+            ["a calibration has drained the battery", "training must checkpoint and pause"],
+            "powerguard waits for utility",
+        ),
+        (
+            ("6..20 battery load=75 charge=100 runtime=360",),
+            ["on battery"],
+            "Utility power failed",
+        ),
+    ],
+    ids=["countdown", "calibration", "outage"],
+)
+def test_an_outage_is_called_what_it_is(story: tuple[str, ...], titles: list[str], shown: str) -> None:
+    """A countdown on utility is no failure of utility, and permits no wait for it; a calibration is none either."""
+    listener = Listener()
+    played = play(
+        "policy table=50:540,75:360,100:240 trainer=llm:pause:20",
+        "auto policy sync",
+        "0..5 utility load=75 charge=100 runtime=360",
+        *story,
+    )
+    found = [each for each in listener.messages_of(*played.notes) if each.story]
+    assert [each.title.removeprefix("gpu-01: ") for each in found][: len(titles)] == titles
+    assert shown in found[len(titles) - 1].text
+    assert any("Utility power failed" in each.text for each in found) is (titles == ["on battery"])
+
+
 def test_an_abort_is_reported_to_all_who_read_that_the_host_will_be_powered_off() -> None:
     """By the move that ends a hold, or by a note of its own; and when it does not count any more."""
     listener = Listener()
