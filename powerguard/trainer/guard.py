@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import signal
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -632,6 +633,10 @@ class Guard:
 
     def close(self, *, finish: bool = True) -> None:
         """Say that training has ended. finish: what is being written becomes durable first; else it is given up."""
+        self._close(finish=finish, copies=finish)
+
+    def _close(self, *, finish: bool, copies: bool) -> None:
+        """copies: the newest checkpoint is copied to slower storage, too, if training has not been asked to end."""
         if self._hook.closed:
             return
         self._hook.closed, self._pace.due_s = True, -NEVER_S  # a step from now on is attended to, and refused
@@ -657,8 +662,8 @@ class Guard:
                 except BaseException:
                     self._writer.close(finish=False)
                     raise
-            newest = self.requests.last
-            if finish and self._uploads is not None and newest is not None and self.requests.ending is None:
+            newest, is_asked = self.requests.last, self.requests.ending is not None or self.requests.signals_heard
+            if copies and finish and not is_asked and self._uploads is not None and newest is not None:
                 self._uploads.finish(newest, self._remote_end_s)  # with nothing left that could be asked, or signalled
 
     def __enter__(self) -> Self:
@@ -705,9 +710,11 @@ class Guard:
     def leave(self) -> None:
         """Close after an error, or at the end of the process.
 
-        What is being written becomes durable, except with several ranks: the others may have gone already.
+        What is being written becomes durable, except with several ranks: the others may have gone already. Who looks
+        at an error, or starts training again after it, does not wait for a copy.
         """
-        self.close(finish=self._together is None)
+        is_error = sys.exc_info()[0] is not None or hasattr(sys, "last_type")  # the last: what Python ends with
+        self._close(finish=self._together is None, copies=not is_error)
 
     def forsake(self) -> None:
         """In a child of fork (a data loader's worker): disable this guard, release the parent's sockets and locks."""

@@ -71,7 +71,9 @@ class UploadSchedule:
         else:
             is_there = self._uploader.status().committed_step == saved.step
         if not is_there:
-            because = self._uploader.status().error or f"not copied within {limit_s:g} s"
+            status = self._uploader.status()
+            held = "uploads are held, as in an outage" if status.state == "held" else ""
+            because = status.error or held or f"not copied within {limit_s:g} s"
             log.warning("copy_unfinished step=%d path=%s reason=%s", saved.step, saved.path, because)
 
     def close(self) -> None:

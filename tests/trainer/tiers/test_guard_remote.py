@@ -1,6 +1,9 @@
 """A whole training with two tiers: saved, copied, its disk lost, and resumed bit for bit from the slower one."""
 
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -116,6 +119,66 @@ def asked_to_exit(root: Path, remote: str) -> None:
         guard.requests.trigger(TriggerRequest(id="e", after=After.EXIT))
         for number in range(1, 1000):
             guard.step(number)
+
+
+@pytest.mark.parametrize("end", [ValueError("a bug"), KeyboardInterrupt()], ids=repr)
+def test_a_training_that_ends_with_an_error_waits_for_no_copy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, end: BaseException
+) -> None:
+    """A launcher starts it again, or a person waits for the prompt: not for five minutes."""
+    with pytest.raises(type(end)):
+        failing(tmp_path / "disk", str(tmp_path / "nas"), end)
+    assert "copy_unfinished" not in caplog.text
+
+
+def failing(root: Path, remote: str, end: BaseException) -> None:
+    with Guard(Training().parts(), root, job="llm", remote=remote, socket=None, every_s=None) as guard:
+        guard.step(1)
+        guard.save(1)
+        raise end
+
+
+@pytest.mark.parametrize(("last", "copies"), [("raise ValueError", False), ("", True)], ids=["an error", "in order"])
+def test_a_process_that_ends_without_close_waits_for_a_copy_only_in_order(
+    tmp_path: Path, last: str, *, copies: bool
+) -> None:
+    script = f"""
+from powerguard.trainer import Guard
+from powerguard.trainer.store.items import Parts
+parts = Parts(lambda: {{"position": 1}}, lambda saved: None)
+guard = Guard(parts, {str(tmp_path / "disk")!r}, job="llm", remote={str(tmp_path / "nas")!r}, socket=None)
+guard.save(1)
+{last}
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, "copy_unfinished" in ran.stderr) == (0 if copies else 1, copies), ran.stderr
+
+
+def test_a_signal_after_the_last_step_ends_the_wait_for_a_copy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The scheduler ends the job, and kills it half a minute later."""
+    remote = str(tmp_path / "nas")
+    with Guard(
+        Training().parts(), tmp_path / "disk", job="llm", remote=remote, socket=None, every_s=None, signals=True
+    ) as guard:
+        guard.step(1)
+        guard.save(1)
+        signal.raise_signal(signal.SIGTERM)
+    assert "copy_unfinished" not in caplog.text
+
+
+def test_uploads_that_are_held_are_the_reason_why_a_copy_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A training that comes to its end in an outage does not wait, and does not say that it has."""
+    (tmp_path / "nas").mkdir()
+    remote = str(tmp_path / "nas")
+    with Guard(Training().parts(), tmp_path / "disk", job="llm", remote=remote, socket=None, every_s=None) as guard:
+        guard.step(1)
+        guard.requests.hold_uploads(lease_s=60.0)
+        guard.save(1)
+    assert "reason=uploads are held" in caplog.text
 
 
 def resumed(root: Path, remote: Remote) -> Training:
