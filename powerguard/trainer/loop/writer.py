@@ -67,10 +67,10 @@ class UploadSchedule:
             log.info(
                 "step %d is copied to slower storage, for %g s at most; a signal ends the wait", saved.step, limit_s
             )
-            is_there = self._uploader.finish(saved, limit_s)
+            has_brought = self._uploader.finish(saved, limit_s)
         else:
-            is_there = self._uploader.status().committed_step == saved.step
-        if not is_there:
+            has_brought = self._uploader.has_brought(saved)
+        if not has_brought:
             status = self._uploader.status()
             held = "uploads are held, as in an outage" if status.state == "held" else ""
             because = status.error or held or f"not copied within {limit_s:g} s"

@@ -39,8 +39,10 @@ _CHILD: Final = (
 )
 """Finds us where this process does: a script may have put a checkout into its own `sys.path`."""
 _DIES_WITHIN_S: Final = 0.4
-_DONE_WITH: Final = frozenset({"waiting", Kind.LOST, Kind.CORRUPT})
-"""Not to be tried again: what is here is there, or what is here is no good."""
+_OTHERS: Final = "waiting"
+"""How an upload ends that has brought all that lies here, and not all that the other hosts have."""
+_DONE_WITH: Final = frozenset({Kind.LOST, Kind.CORRUPT})
+"""Not to be tried again: what is here is no good."""
 
 _MAX_LINE: Final = 64 << 10
 _MAX_TEXT: Final = 300
@@ -102,6 +104,8 @@ class Uploader:
         self._child: subprocess.Popen[bytes] | None = None
         self._busy = False
         self._backing_off = False
+        self._brought = ""
+        """Digest of the last one of which all that lies here is there."""
         self._rest_until_s = 0.0
         self._failed_in_a_row = 0
         self._status = UploadStatus(state="idle")
@@ -128,7 +132,11 @@ class Uploader:
             self._changed.wait_for(
                 lambda: self._next is None or self._held or self._closed or self._status.failures != failures, limit_s
             )
-            return self._next is None and not self._status.error
+            return self.has_brought(saved)
+
+    def has_brought(self, saved: SavedCheckpoint) -> bool:
+        """Whether this process has brought there what lies here of this one."""
+        return self._brought == saved.manifest_digest
 
     def hold(self) -> bool:
         """Stop now: the child is killed, and the local checkpoint let go. True when that is done (within 0.4 s)."""
@@ -311,7 +319,9 @@ class Uploader:
             elif not ended and not self._called_off:
                 ended = Kind.UNUSABLE.value
                 error = str(report.get("last_words") or f"the process that uploads {_end(report.get('returncode'))}")
-            if (committed or ended in _DONE_WITH) and self._next is saved:
+            is_all_there = committed or ended == _OTHERS
+            self._brought = saved.manifest_digest if is_all_there else self._brought
+            if (is_all_there or ended in _DONE_WITH) and self._next is saved:
                 self._next = None
             if error:
                 self._status = replace(self._status, failures=_added(self._status.failures, {ended: 1}, {}))
@@ -321,8 +331,8 @@ class Uploader:
                 self._rest_until_s = boottime_s() + rest_s
             else:
                 self._failed_in_a_row = 0
-            if error or committed:
-                self._status = replace(self._status, **self._troubled(error, again=committed))
+            if error or is_all_there:
+                self._status = replace(self._status, **self._troubled(error, again=is_all_there))
             self._changed.notify_all()
         if committed:
             log.info("upload_committed step=%d tier=%s", saved.step, self._remote.url)

@@ -413,11 +413,13 @@ def test_who_may_not_delete_commits_all_the_same_and_hears_of_it(
     uploader = uploads(remote_of(bucket, proxy.url, tmp_path, keep=1, keep_days=0))
     uploader.offer(save(tmp_path / "root", 6, mib=1))
     committed(uploader)
-    uploader.offer(save(tmp_path / "root", 7, mib=1))
+    newest = save(tmp_path / "root", 7, mib=1)
+    uploader.offer(newest)
     until(lambda: uploader.status().commits == 2)
     status = uploader.status()
     assert (status.committed_step, dict(status.failures)) == (7, {"denied": 1})
     assert "access is denied" in status.error
+    assert uploader.finish(newest, 10.0)
     assert uploader.status().state == "idle"
 
 
@@ -433,6 +435,18 @@ def test_a_bucket_that_is_made_later_is_used(uploads: Uploads, tmp_path: Path, s
     s3.bucket("made-later")
     status = committed(uploader)
     assert (status.error, status.error_since_s) == ("", None)
+
+
+def test_an_error_is_over_once_all_that_lies_here_is_there(uploads: Uploads, tmp_path: Path) -> None:
+    """Another host commits, later than this one looks: this one would report its last error for ever."""
+    uploader = uploads(Remote(url=str(tmp_path / "nas")), retry_s=600.0)
+    saved = save(tmp_path / "root", 7, mib=1)
+    uploader.offer(saved)
+    until(lambda: uploader.status().failures)
+    uploader._conclude(saved, {"ended": "waiting"})
+    status = uploader.status()
+    assert (status.error, status.error_since_s, status.state, status.commits) == ("", None, "idle", 0)
+    assert uploader.has_brought(saved)
 
 
 def test_a_server_that_is_not_there(uploads: Uploads, tmp_path: Path) -> None:
