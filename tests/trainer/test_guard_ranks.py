@@ -13,7 +13,7 @@ from typing import Never
 import pytest
 
 from powerguard.trainer import Buffer, Guard, Item, Loaded, StopTraining
-from powerguard.trainer.loop.requests import RequestQueue
+from powerguard.trainer.loop.requests import RequestQueue, UploadsSeen
 from powerguard.trainer.ranks import Memory, MemoryRanks, RanksError
 from powerguard.trainer.ranks.agreement import Agreement
 from powerguard.trainer.ranks.coordinator import Collective, NotCommittedError, RankCoordinator
@@ -887,6 +887,46 @@ def test_rank_zeros_clock_saves_for_all(folder: Path) -> None:
     world.until(lambda: guard.requests.status().last_committed is not None)
     assert world.steps_on_disk() == [guard.requests.status().last_committed.step]  # type: ignore[union-attr]
     assert guard.requests.results == {Phase.COMMITTED: 0, Phase.FAILED: 0, Phase.ABORTED: 0}
+    world.end()
+
+
+class Offered:
+    """In the place of uploads: notes which steps it is to copy, and whether by request."""
+
+    def __init__(self) -> None:
+        self.offers: list[tuple[int, bool]] = []
+
+    def offer(self, saved: SavedCheckpoint, *, requested: bool) -> None:
+        self.offers.append((saved.step, requested))
+
+    def hold(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def seen(self) -> UploadsSeen:
+        return UploadsSeen()
+
+    def figures(self) -> dict[str, tuple[str, str, float]]:
+        return {}
+
+
+def test_a_request_that_joins_the_schedule_at_one_host_has_all_hosts_copy_it(folder: Path) -> None:
+    """Else that host alone did, in place of what both were to copy: the second tier had neither of them whole."""
+    world = World(folder, ["a", "b"], shared=False, measures=1)
+    uploads = [Offered() for _ in world.ranks]
+    for rank, mine in zip(world.ranks, uploads, strict=True):
+        rank.guard.requests.uploads = mine
+    assert world.ranks[1].measuring.wait(60)
+    assert world.ranks[0].guard._together is not None
+    world.ranks[0].guard._together.due()
+    world.until(lambda: agreement_of(world.ranks[0]).state.front is not None)
+    world.trigger(0, "e", After.CONTINUE)
+    world.ranks[1].measured.set()
+    step = world.ended(0, "e").step
+    world.until(lambda: all(mine.offers for mine in uploads))
+    assert [mine.offers[0] for mine in uploads] == [(step, True), (step, True)]
     world.end()
 
 

@@ -66,6 +66,11 @@ class OtherRanks(Protocol):
         ...
 
     @property
+    def is_asked(self) -> bool | None:
+        """Whether a host has asked for it: the same for all ranks, once it has ended. None: there are no others."""
+        ...
+
+    @property
     def token(self) -> str:
         """8 hex digits that all ranks know and no other checkpoint has."""
         ...
@@ -103,6 +108,7 @@ class SingleProcess:
     """A job of one process: no others."""
 
     number: int | None = None
+    is_asked: bool | None = None
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(4)

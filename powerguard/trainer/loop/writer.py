@@ -452,7 +452,9 @@ class Writer:
         if write.operation is not None and write.operation in requests.begun:
             requests.settle(write.operation, outcome)
         if isinstance(outcome, SavedCheckpoint) and (uploads := requests.uploads) is not None:
-            saved, is_asked = outcome, write.operation is not None
+            # Not by who asked here: of a request that joins the schedule's, one host alone may know.
+            saved, is_asked = outcome, write.others.is_asked
+            is_asked = write.operation is not None if is_asked is None else is_asked
             self._apart(
                 lambda: uploads.offer(saved, requested=is_asked), f"offering step {taken.step} to slower storage"
             )

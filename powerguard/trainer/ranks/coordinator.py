@@ -416,6 +416,12 @@ class Part:
         self.token = known.token
         self.created = ""
 
+    @property
+    def is_asked(self) -> bool | None:
+        """Whether a request is among its askers, in what all ranks have read."""
+        known = self._agreement.generation(self._number)
+        return known is not None and not all(name.startswith(f"{PERIODIC}-") for name in known.ids)
+
     def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
         """Hand in this rank's shard, and rank 0's time of day with it. Raises NotCommittedError."""
         try:
@@ -446,6 +452,7 @@ class Collective:
     """
 
     number: int | None = None
+    is_asked: bool | None = False
 
     def __init__(
         self,
