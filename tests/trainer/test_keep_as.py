@@ -156,6 +156,19 @@ def test_names_that_are_refused(tmp_path: Path, name: object) -> None:
     assert not folders(tmp_path), "refused before anything is saved"
 
 
+def test_one_that_is_set_aside_meanwhile_costs_no_older_best(tmp_path: Path) -> None:
+    """The scrub, or a person, has just renamed it: an empty folder must not take the place of the best one so far."""
+    root, content = tmp_path / "llm", {"w": b"good" * 5000}
+    with guarded(root, content) as guard:
+        guard.save(1, keep_as="best")
+        saved = guard.save(2)
+        Path(saved.path).rename(root / f"bad-{Path(saved.path).name}")
+        with pytest.raises(StoreError, match="what was kept there stays"):
+            guard._keeper("best")(saved)
+        assert [path.name.split("-")[1] for path in folders(root / "best")] == ["000000000001"]
+    assert loaded(root / "best") == (1, {"w": b"good" * 5000})
+
+
 class UnlinkingDisk(Disk):
     """A file system without hard links."""
 

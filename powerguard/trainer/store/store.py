@@ -357,6 +357,9 @@ class Store:
             self._disk.make_folder(unfinished)
             for file in files_in(original):
                 self._link(file, unfinished / file.name)
+            if not is_there(unfinished / MANIFEST):
+                msg = f"{original}: is gone or set aside by now, so it is not kept as {name}; what was kept there stays"
+                raise StoreError(msg)
             self._disk.sync_folder(unfinished)
             self._disk.rename(unfinished, kept)
             self._disk.sync_folder(root)
