@@ -230,6 +230,9 @@ def test_same_step_again_is_known_to_be_durable() -> None:
     back = after(*once, RESUME, {"kind": "back"}, ask("b"), step(2, 5)).front
     assert back is not None
     assert back.already == "", "training was rolled back, and comes to that step with another state"
+    rotten = after(*once, {"kind": "back", "digest": "sha256:aa"})
+    assert (rotten.rotten, State.parse(rotten.to_json())) == ("sha256:aa", rotten)
+    assert after_all(rotten, {"kind": "back"}).rotten == "", "it may have been restored from the second tier since"
 
 
 def test_a_checkpoint_that_is_still_written_as_training_is_rolled_back_answers_nothing_later() -> None:

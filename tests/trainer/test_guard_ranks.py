@@ -5,7 +5,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Never
@@ -536,9 +536,11 @@ def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:
     world.end()
 
 
-def evaluating(folder: Path, *, saves: bool = False, disk: Disk | None = None) -> tuple[World, int]:
+def evaluating(
+    folder: Path, *, hosts: Sequence[str] = ("a", "a"), saves: bool = False, disk: Disk | None = None
+) -> tuple[World, int]:
     """A world whose ranks are all in the middle of an evaluation after the same step. saves: they have saved in it."""
-    world = World(folder, ["a", "a"], disk=disk or Disk())
+    world = World(folder, list(hosts), disk=disk or Disk())
     world.ranks[0].guard.requests.pause()
     world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     step = world.ranks[0].done + 2
@@ -570,9 +572,10 @@ def test_an_emergency_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     world.end()
 
 
-def test_a_checkpoint_that_has_rotted_answers_no_emergency_of_all_ranks(folder: Path) -> None:
+@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"]], ids=["one host", "two hosts"])
+def test_a_checkpoint_that_has_rotted_answers_no_emergency_of_all_ranks(folder: Path, hosts: list[str]) -> None:
     """The scrub sets it aside in an evaluation of hours: it is not durable any more, whatever was agreed on."""
-    world, step = evaluating(folder)
+    world, step = evaluating(folder, hosts=hosts)
     world.trigger(0, "a", After.CONTINUE)
     saved = Path(world.ended(0, "a").path, "shard-00001")
     leader = world.ranks[0].guard
@@ -583,6 +586,7 @@ def test_a_checkpoint_that_has_rotted_answers_no_emergency_of_all_ranks(folder: 
     assert leader._together is not None
     agreed = leader._together.agreement
     world.until(lambda: not saved.exists() and leader.requests.last is None and agreed.state.committed_step is None)
+    world.until(lambda: world.ranks[1].guard.requests.status().last_committed is None)
     world.trigger(1, "e", After.CONTINUE)
     assert world.ended(1, "e").phase is Phase.FAILED
     for rank in world.ranks:

@@ -234,8 +234,8 @@ class RankRequests(Protocol):
         """Call a generation off, for all ranks."""
         ...
 
-    def rotted(self) -> None:
-        """Have no request answered with what all ranks have saved last: it is not durable any more."""
+    def rotted(self, digest: str) -> None:
+        """Have no request answered with what all ranks have saved last: it is not durable any more, at any host."""
         ...
 
     def paused(self) -> None:

@@ -524,8 +524,10 @@ class Writer:
             lies_there = self._apart(lambda: is_there(Path(last.path)), "looking for the newest checkpoint")
             if lies_there is False and requests.last is last:
                 requests.last = None
-                if requests.others is not None:
-                    self._apart(requests.others.rotted, "reporting a rotten checkpoint to the other ranks")
+                if (others := requests.others) is not None:
+                    self._apart(
+                        lambda: others.rotted(last.manifest_digest), "reporting a rotten checkpoint to the other ranks"
+                    )
 
     def _apart(self, call: Callable[[], _Value], what: str) -> _Value | Exception:
         """Make a call with the lock released."""

@@ -212,12 +212,13 @@ class Agreement:
         self._replica.append(entry, lambda state: bool(state.departed))
         self._replica.until(lambda: self._replica.state.leaving is not None and self._standing is not None, _DEPART_S)
 
-    def go_back(self) -> None:
+    def go_back(self, rotten: str = "") -> None:
         """Say that what was committed last answers no request any more. Raises RanksError.
 
-        Training is rolled back, and has another state after that step; or the checkpoint has rotted.
+        Training is rolled back, and has another state after that step; or the checkpoint of this digest has rotted.
         """
-        self._replica.append({"kind": "back"}, lambda state: state.committed_step is None)
+        entry = {"kind": "back", "digest": rotten}
+        self._replica.append(entry, lambda state: state.committed_step is None and state.rotten == rotten)
 
     @property
     def departed(self) -> str:

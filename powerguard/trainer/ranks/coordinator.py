@@ -116,9 +116,9 @@ class RankCoordinator:
         self.agreement.cancel(number)
         self.news()
 
-    def rotted(self) -> None:
-        """Have no request answered with what all ranks have saved last. Raises RanksError."""
-        self.agreement.go_back()
+    def rotted(self, digest: str) -> None:
+        """Have no request answered with what all ranks have saved last, and no rank report it. Raises RanksError."""
+        self.agreement.go_back(digest)
 
     def paused(self) -> None:
         """Have all ranks stand still at one step."""
@@ -204,6 +204,8 @@ class RankCoordinator:
             requests.held = (state.held_at is not None or stands) and not self.agreement.lost
             if not self.holds or self.agreement.lost:
                 requests.holds, requests.lease = False, None
+            if requests.last is not None and state.rotten and requests.last.manifest_digest == state.rotten:
+                requests.last = None
             for known in (*state.past, state.back, front):
                 if known is not None:
                     self._reconcile(self._as_seen(known))

@@ -99,6 +99,7 @@ class State:
     leaving: number of the generation after whose durable end every rank ends. left: a rank has ended its training.
     departed: which host has left the job, and why, so that every rank ends; "" while none has. departing: that host.
     committed_step, committed_digest: of the newest durable checkpoint of this run, since training was rolled back.
+    rotten: digest of the one that a host has found rotten last; "" where training was rolled back since.
     past: ended ones, newest last.
     """
 
@@ -113,6 +114,7 @@ class State:
     departing: int | None = None
     committed_step: int | None = None
     committed_digest: str = ""
+    rotten: str = ""
     past: tuple[Generation, ...] = field(default=())
 
     def generation(self, number: int) -> Generation | None:
@@ -325,11 +327,12 @@ def _depart(state: State, entry: Mapping[str, Any]) -> State:
     return replace(state, number=number, front=opened)
 
 
-def _back(state: State, _entry: Mapping[str, Any]) -> State:
+def _back(state: State, entry: Mapping[str, Any]) -> State:
     for known in (state.front, state.back):
         if known is not None and known.begun:
             state = _put(state, replace(known, is_outdated=True))
-    return replace(state, committed_step=None, committed_digest="")
+    rotten = clean_text(str(entry.get("digest", "")), 160)
+    return replace(state, committed_step=None, committed_digest="", rotten=rotten)
 
 
 def _leave(state: State, entry: Mapping[str, Any]) -> State:
