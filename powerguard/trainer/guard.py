@@ -662,9 +662,16 @@ class Guard:
                 except BaseException:
                     self._writer.close(finish=False)
                     raise
-            newest, is_asked = self.requests.last, self.requests.ending is not None or self.requests.signals_heard
+            newest, is_asked = self._newest_here(), self.requests.ending is not None or self.requests.signals_heard
             if copies and finish and not is_asked and self._uploads is not None and newest is not None:
                 self._uploads.finish(newest, self._remote_end_s)  # with nothing left that could be asked, or signalled
+
+    def _newest_here(self) -> SavedCheckpoint | None:
+        """Return the newest checkpoint, if it lies in the root. By its name: a mount that it came from may hang."""
+        newest, checkpointer = self.requests.last, self._checkpointer
+        if newest is None or not isinstance(checkpointer, StoreCheckpointer):
+            return None
+        return newest if Path(newest.path).parent == checkpointer.root else None
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -179,6 +180,21 @@ def test_uploads_that_are_held_are_the_reason_why_a_copy_is_missing(
         guard.requests.hold_uploads(lease_s=60.0)
         guard.save(1)
     assert "reason=uploads are held" in caplog.text
+
+
+def test_a_training_that_only_resumed_from_a_nas_ends_although_that_hangs(tmp_path: Path) -> None:
+    """What lies there need not be copied there, nor be looked at."""
+    nas = tmp_path / "nas"
+    nas.mkdir()
+    ended(tmp_path / "disk", str(nas))
+    shutil.rmtree(tmp_path / "disk")
+    guard = Guard(Training().parts(), tmp_path / "disk", job="llm", remote=str(nas), socket=None, every_s=None)
+    assert guard.restore() == 2
+    closing = threading.Thread(target=guard.close, daemon=True)
+    with hung(nas):
+        closing.start()
+        closing.join(10.0)
+        assert not closing.is_alive()
 
 
 def resumed(root: Path, remote: Remote) -> Training:
