@@ -230,6 +230,9 @@ def test_same_step_again_is_known_to_be_durable() -> None:
     back = after(*once, RESUME, {"kind": "back"}, ask("b"), step(2, 5)).front
     assert back is not None
     assert back.already == "", "training was rolled back, and comes to that step with another state"
+    between = after(*once, ask("b"), step(2, 5), {"kind": "back"}, begin(2)).back
+    assert between is not None
+    assert between.already == "", "it rots just before all ranks are there"
     rotten = after(*once, {"kind": "back", "digest": "sha256:aa"})
     assert (rotten.rotten, State.parse(rotten.to_json())) == ("sha256:aa", rotten)
     assert after_all(rotten, {"kind": "back"}).rotten == "", "it may have been restored from the second tier since"

@@ -329,8 +329,9 @@ def _depart(state: State, entry: Mapping[str, Any]) -> State:
 
 def _back(state: State, entry: Mapping[str, Any]) -> State:
     for known in (state.front, state.back):
-        if known is not None and known.begun:
-            state = _put(state, replace(known, is_outdated=True))
+        if known is not None:
+            changed = replace(known, is_outdated=True) if known.begun else replace(known, already="")
+            state = _put(state, changed)
     rotten = clean_text(str(entry.get("digest", "")), 160)
     return replace(state, committed_step=None, committed_digest="", rotten=rotten)
 
