@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from powerguard.trainer.guard import Guard
+from powerguard.trainer.loop.step_hook import StopTraining
 from powerguard.trainer.store.items import Buffer, Item, Loaded
 from powerguard.trainer.torch.copier import Copier
 from powerguard.trainer.torch.ddp import settle_buckets
@@ -201,7 +202,7 @@ class PowerguardCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:  # noqa: ARG002
         # Not close(): a phase that ends in order polls, and would stand still or end here once more.
         self._phase.__exit__(type(exception), exception, exception.__traceback__)
-        if self.guard is not None and not isinstance(exception, SystemExit):
+        if self.guard is not None and not isinstance(exception, StopTraining):
             self.guard.leave()
         self._close()
 

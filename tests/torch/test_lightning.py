@@ -398,6 +398,26 @@ def test_a_crash_leaves_the_last_checkpoint(folder: Path) -> None:
     assert newest_in(folder / "ck") is None
 
 
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_who_ends_a_training_in_its_midst_waits_for_no_copy(
+    folder: Path, caplog: pytest.LogCaptureFixture, end: BaseException
+) -> None:
+    """Not for five minutes, in which Lightning does not hear a second Ctrl-C."""
+    nas = folder / "nas"
+    nas.mkdir()
+
+    def crash() -> None:
+        nas.rmdir()
+        (guard,) = (each.guard for each in net.trainer.callbacks if isinstance(each, PowerguardCallback))
+        guard.save(9)
+        raise end
+
+    net = Net(at=9, does=crash)
+    with pytest.raises(SystemExit):
+        trained(folder, net, remote=str(nas))
+    assert "copy_unfinished" not in caplog.text
+
+
 def test_another_model_is_refused(folder: Path) -> None:
     with pytest.raises(StopTraining):
         trained(folder, Net(at=3, does=lambda: wish(folder)))
