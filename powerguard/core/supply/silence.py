@@ -12,7 +12,8 @@ Where one UPS is enough, another one with utility carries the host, and training
 overloaded when the silent one ends (`Supplied.overloaded`). If the silent one never answers again, that would never
 end. But the others show it: its load moves to them when it ends. So it lives while their loads have not risen since it
 was last heard; and one that lives for longer than a new, full battery lasts at its load has utility. Neither is enough
-alone: a battery may end at any time, and a load does not show its source (docs/decisions/0055).
+alone: a battery may end at any time, and a load does not show its source (docs/decisions/0055). Of one that the host
+cannot do without, the host that runs shows that it lives.
 """
 
 from dataclasses import replace
@@ -103,13 +104,34 @@ def watched(
     old = each.watch
     if each.feed is arrived:
         return replace(each, watch=_begun(policy, upses, each))
-    if old is None:
-        return each
+    if old is None or not old.others:
+        # Its load was never known: the host itself is what shows that it lives.
+        lives = _host_outlived(policy, upses, each, now_s)
+        return each if lives is (old is not None) else replace(each, watch=_SHOWN_BY_THE_HOST if lives else None)
     watch = _gone_on(policy, upses, each, old, now_s)
     load = each.battery.load if _is_heard(each) else _load(policy, upses, each, watch)
     if load != each.battery.load:
         each = replace(each, battery=replace(each.battery, load=load))
     return each if watch is old else replace(each, watch=watch)
+
+
+_SHOWN_BY_THE_HOST = Watch(load=0.0, others=(), lives=True)
+
+
+def _host_outlived(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, now_s: float) -> bool:
+    """Say whether the host needs this silent one, and has run for longer than any battery lasts at the least load."""
+    feed_policy, reading = policy_of(policy, each.ups), each.feed.reading
+    if feed_policy is None or reading is None or _is_heard(each) or not _is_needed(policy, upses, each):
+        return False
+    if any(_is_heard(other) and other.feed.supply is Supply.BATTERY for other in upses):
+        return False
+    points = account.table(feed_policy.policy, each.battery)
+    return bool(points) and now_s - reading.at_s >= OUTLIVED * account.tau_s(points, _VISIBLE)
+
+
+def _is_needed(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> bool:
+    """Say whether the host would have too few power supplies without it: while the host runs, it has not ended."""
+    return sum(_supplies(policy, other.ups) for other in upses if other is not each) < policy.minimum_supplies
 
 
 def lives(each: Supplied) -> bool:
@@ -186,6 +208,7 @@ def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch:
     spent = watch.spent + max(0.0, now_s - since_s) / account.tau_s(points, load)
     seen = max(takers.values(), default=0.0) >= _VISIBLE
     seen = seen and not any(one.risen for one in others if one.ups in known)
+    seen = seen or _is_needed(policy, upses, each)
     if again or not (watch.lives or (seen and spent >= OUTLIVED)):
         return replace(watch, spent=spent, counted_s=now_s, lives=False)
     # Until another one goes to battery again, the others' loads are those next to a UPS that lives.
@@ -220,7 +243,7 @@ def _looked(policy: Policy, each: Supplied, other: Supplied, one: Witness, taken
     if reading is None or newest <= 0.0:
         return one
     rise = max(_RISE * taken, _LEAST_RISE)
-    unseen = previous is not None and reading.at_s - previous.at_s > _GAP_S
+    unseen = previous is not None and reading.at_s - previous.at_s > _GAP_S and _may_have_ended(policy, each, reading)
     risen = newest > one.least + rise or (unseen and newest < one.least - rise)
     took = one.took or (may_end and _moved(policy, each, reading, newest - one.least, taken))
     if newest >= one.least and not risen and took is one.took:
@@ -233,10 +256,15 @@ def _moved(policy: Policy, each: Supplied, reading: Reading, rise: float, taken:
 
     Its size must fit, and its time: at the last word of the silent one, or when its battery is used up.
     """
-    last = each.feed.reading
-    if last is None or taken < _LEAST_RISE or not _MOVED[0] * taken <= rise <= _MOVED[1] * taken:
+    fits = taken >= _LEAST_RISE and _MOVED[0] * taken <= rise <= _MOVED[1] * taken
+    return fits and _may_have_ended(policy, each, reading)
+
+
+def _may_have_ended(policy: Policy, each: Supplied, reading: Reading) -> bool:
+    """Say whether the silent one may have ended by this reading: with its last word, or when its battery is used up."""
+    last, left = each.feed.reading, each.battery.left
+    if last is None:
         return False
-    left = each.battery.left
     return reading.at_s - last.at_s <= _MOVED_S or (left is not None and usable(policy, left) <= 0.0)
 
 

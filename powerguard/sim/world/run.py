@@ -18,7 +18,7 @@ from powerguard.sim.world.world import World
 
 WARM_S = 12.0
 """Utility before the first cut: a daemon that has been running knows its UPS."""
-PATIENCE_S = 1800.0
+PATIENCE_S = 3600.0
 """Utility is back for good and training does not run: it will never be resumed."""
 CALM_S = 600.0
 """A person presses the button of a stranded host when no outage follows for so long: not between two strikes."""

@@ -275,8 +275,8 @@ PLANTS: tuple[Plant, ...] = (
         name="one_feed_is_enough_whatever_is_needed",
         module="powerguard.core.supply.feeds",
         swaps=(("    if on_utility >= policy.minimum_supplies:", "    if on_utility >= 1:"),),
-        within=20,
-        hint=23,
+        within=240,
+        hint=233,
         site=_TWO_UPSES,
     ),
     Plant(
