@@ -243,7 +243,7 @@ def _looked(policy: Policy, each: Supplied, other: Supplied, one: Witness, taken
     if reading is None or newest <= 0.0:
         return one
     rise = max(_RISE * taken, _LEAST_RISE)
-    unseen = previous is not None and reading.at_s - previous.at_s > _GAP_S and _may_have_ended(policy, each, reading)
+    unseen = previous is not None and reading.at_s - previous.at_s > _GAP_S
     risen = newest > one.least + rise or (unseen and newest < one.least - rise)
     took = one.took or (may_end and _moved(policy, each, reading, newest - one.least, taken))
     if newest >= one.least and not risen and took is one.took:
@@ -256,15 +256,10 @@ def _moved(policy: Policy, each: Supplied, reading: Reading, rise: float, taken:
 
     Its size must fit, and its time: at the last word of the silent one, or when its battery is used up.
     """
-    fits = taken >= _LEAST_RISE and _MOVED[0] * taken <= rise <= _MOVED[1] * taken
-    return fits and _may_have_ended(policy, each, reading)
-
-
-def _may_have_ended(policy: Policy, each: Supplied, reading: Reading) -> bool:
-    """Say whether the silent one may have ended by this reading: with its last word, or when its battery is used up."""
-    last, left = each.feed.reading, each.battery.left
-    if last is None:
+    last = each.feed.reading
+    if last is None or taken < _LEAST_RISE or not _MOVED[0] * taken <= rise <= _MOVED[1] * taken:
         return False
+    left = each.battery.left
     return reading.at_s - last.at_s <= _MOVED_S or (left is not None and usable(policy, left) <= 0.0)
 
 

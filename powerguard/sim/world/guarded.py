@@ -35,6 +35,7 @@ from powerguard.core.model.actions import (
     TriggerCheckpoint,
 )
 from powerguard.core.model.events import (
+    Abort,
     CheckpointProgress,
     Done,
     Event,
@@ -46,7 +47,7 @@ from powerguard.core.model.events import (
 )
 from powerguard.core.model.policy import Drop, FeedPolicy, Health, Need, Policy, TrainerPolicy
 from powerguard.core.model.serialisation import from_plain, to_plain
-from powerguard.core.model.state import Online, Recovery, Shutdown, State, Step
+from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Recovery, Shutdown, State, Step
 from powerguard.sim.world.chance import TWIN, OtherUpses, SecondSource, stream
 from powerguard.sim.world.host import STOPPING, HostAnswer, Power
 from powerguard.sim.world.invariants import check_restored, check_step, hold
@@ -111,6 +112,8 @@ def drilled(scene: Scene, site: Site, state: State) -> State:
 POLL_S = 1.0
 SNAPSHOT_S = 5.0
 """The journal keeps every answer that has an order or a note, and otherwise the state this often."""
+ABORT_S = 3000.0
+"""When a person looks why training stands although utility is back: the loads have shown by then what they can."""
 _MISSES = 3
 _SEEN_S = 30.0
 _PROGRESS_S = 1.0
@@ -170,7 +173,8 @@ class Guarded:
         """The core is online and has nothing left to undo; after a boot the engine starts training, not the gate."""
         state = self._state
         running = self._back_s is None and state.cap is None and not state.signalled and not state.armed
-        return running and isinstance(state.phase, Online | Recovery)
+        is_aborted = isinstance(state.phase, OnBattery) and bool(state.phase.outage.aborted_by)
+        return running and (is_aborted or isinstance(state.phase, Online | Recovery))
 
     def boot(self, *, was_off_s: float | None) -> None:
         """Start the daemon in this boot, from what the journal kept."""
@@ -236,6 +240,7 @@ class Guarded:
             self._ask_s = math.inf
             self._read()
         if now_s >= self._poll_s:
+            self._abort()
             self._watch()
             self._read()
             self._poll_s += POLL_S
@@ -316,6 +321,15 @@ class Guarded:
                 stall_s=trainer.stall_s,
             )
         )
+
+    def _abort(self) -> None:
+        """Have a person end the outage where a card is gone for good and no load can show that its UPS lives."""
+        phase, now_s = self._state.phase, self.world.now_s
+        if now_s - self.world.scene.end_s < ABORT_S or not isinstance(phase, EmergencyCheckpoint | Holding):
+            return
+        watches = (each.watch for each in self._state.upses if each.feed.lost_since_s is not None)
+        if any(one.risen for watch in watches if watch is not None for one in watch.others):
+            self._send(Abort(at_s=now_s + self._offset_s, who="person"))
 
     # --- The core ----------------------------------------------------------------------------------------------------
 
