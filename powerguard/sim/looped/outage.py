@@ -267,9 +267,19 @@ class LoopedOutage:
             self.needless = True
 
     def _waits_for_ever(self) -> bool:
-        """Say whether a UPS that never answers again has said "on battery" last, to a dry-run that has committed."""
+        """Say whether only what this world lacks can end it: a UPS that answers, or a person who starts training.
+
+        The UPS has said "on battery" last, to a dry-run that has committed. The person has set maintenance, in which
+        the host went down.
+        """
         stored, silences = self._stored(), self.scene.silences
-        is_committed = stored is not None and stored.state is not None and isinstance(stored.state.phase, Shutdown)
+        state = None if stored is None else stored.state
+        if state is None:
+            return False
+        is_left = state.unseen is not None and bool(state.unseen.left_because)
+        if is_left and any(word == "maintenance" for _, word in self.mischief.words):
+            return True
+        is_committed = isinstance(state.phase, Shutdown)
         return self.scene.returns.dry_run and is_committed and any(end_s > self.world.now_s for _, end_s in silences)
 
     def _look_back(self) -> None:
