@@ -611,8 +611,7 @@ def _gives(budget: dict[str, Any]) -> str:
 def _next(status: dict[str, Any]) -> list[Row]:
     rows = []
     phase = status["phase"]
-    # As things are, no power-off comes: the steps are those of a failure of utility.
-    assumes = phase != "shutdown" and status["supply"] != "battery" and status["budget"].get("cut_in_s") is None
+    assumes = status["assumes_utility_fails_now"]
     if phase == "recovery":
         what = "training starts" if assumes else "training starts once utility is back"
         rows.append(Row(0, "next", f"{what}; `powerguard recover --dry-run` shows what it waits for"))

@@ -212,6 +212,7 @@ def status(daemon: Daemon) -> Json:
         "alarms": list(state.alarms),
         "supply": state.feed.supply.value,
         "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
+        "assumes_utility_fails_now": assumes_failure(state),
         "ups": _ups(ups_name(daemon.policy), state.feed.reading, times, now),
         "feeds": _feeds(daemon, times),
         "battery": _battery(daemon, times),

@@ -121,11 +121,6 @@ def word(words: Mapping[str, str], kind: str, name: str) -> str:
     return words.get(f"{kind}.{name}", name.replace("_", " "))
 
 
-def assumes_failure(status: Mapping[str, Any]) -> bool:
-    """Say whether the forecast is of a failure of utility: as things are, no power-off comes."""
-    return status["phase"] != "shutdown" and status["supply"] != "battery" and status["budget"]["cut_in_s"] is None
-
-
 def countdown(status: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, str]:
     """Return what is counted down, and how much is left of it ("" for nothing)."""
     phase, outage, budget = status["phase"], status["outage"], status["budget"]
@@ -134,7 +129,7 @@ def countdown(status: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str,
         if slack_s is None or slack_s < 0.0 or slack_s >= ENDLESS_S:
             return "", ""
         return words["count.online"], duration(slack_s, words)
-    if phase == "recovery" and assumes_failure(status):
+    if phase == "recovery" and status["assumes_utility_fails_now"]:
         return words["count.recovery"], ""
     if phase == "shutdown" and status["next"]:  # Else the power-off is only recorded, and utility ends the outage.
         by_s = outage["power_off_by_at"]
@@ -143,7 +138,7 @@ def countdown(status: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str,
         etas = [each["checkpoint_eta_s"] for each in status["trainers"] if each["checkpoint_eta_s"] is not None]
         if etas:
             return words["count.holding"], _left(max(etas), words)
-    if assumes_failure(status):
+    if status["assumes_utility_fails_now"]:
         return words["count.back" if status["supply"] == "utility" else "count.none"], ""
     coming = next((each for each in status["next"] if each["in_s"] is not None and not each["suspended"]), None)
     if coming is None:
@@ -396,7 +391,7 @@ def context(
         "at": moment(status["at"]),
         "clock": moment(status["at"], "%H:%M:%S"),
         "ups": ups_rows(status, words),
-        "assumes": assumes_failure(status),
+        "assumes": status["assumes_utility_fails_now"],
         "steps": [
             (word(words, "action", each["action"]), "" if each["in_s"] is None else _left(each["in_s"], words))
             for each in status["next"]
