@@ -67,6 +67,7 @@ async def test_installed_and_not_running_is_no_rival(tmp_path: Path) -> None:
         ('SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"\n', True, NO_RIVAL),
         (f'SHUTDOWNCMD "{HOOK} /sbin/stop-vms; /sbin/shutdown -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
         (f'SHUTDOWNCMD "{HOOK} /sbin/stop-vms && /sbin/shutdown -h +0"\n', True, [("rivals.upsmon", "FAIL")]),
+        (f'SHUTDOWNCMD "{HOOK} /sbin/shutdown -h +0 || /sbin/poweroff"\n', True, NO_RIVAL),
         (f"SHUTDOWNCMD \"logger FSD; {HOOK} sh -c '/sbin/stop-vms; /sbin/shutdown -h +0' 2>&1\"\n", True, NO_RIVAL),
         ('# SHUTDOWNCMD "x"\n', True, NO_RIVAL),
         ('SHUTDOWNCMD "/sbin/shutdown \\\n -h +0"\n', True, [("rivals.upsmon", "FAIL")]),

@@ -190,9 +190,9 @@ def nut_directive(text: str, name: str) -> tuple[str, ...]:
 
 
 def goes_on(command: str) -> bool:
-    """Say whether a command for upsmon's shell consists of several."""
+    """Say whether a second command follows in upsmon's shell where the first one ends with 0, as our script does."""
     try:
-        return not {";", "&", "&&", "|", "||"}.isdisjoint(shlex.shlex(command, posix=True, punctuation_chars=True))
+        return not {";", "&", "&&", "|"}.isdisjoint(shlex.shlex(command, posix=True, punctuation_chars=True))
     except ValueError:
         return False
 
