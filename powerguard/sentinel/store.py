@@ -24,6 +24,8 @@ from powerguard.durable import replace_file
 from powerguard.sentinel.decide import Intent
 
 NAME: Final = "intents.json"
+UNREAD: Final = f"{NAME}.unread"
+"""An earlier file that could not be read yet (docs/decisions/0241)."""
 MAX_BYTES: Final = 4_194_304
 _SCHEMA_VERSION: Final = 1
 
@@ -173,7 +175,7 @@ class IntentFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self.late: Path | None = None
-        self._unread = folder / f"{NAME}.unread"
+        self._unread = folder / UNREAD
 
     def load(self, now: Clocks) -> tuple[IntentTable, str]:
         """Return what is kept, and what was wrong with it: nothing of a damaged file counts, and it is set aside.

@@ -40,7 +40,7 @@ from powerguard.cli.main import main
 from powerguard.clock import boot_id
 from powerguard.effectors.child import Ended
 from powerguard.sentinel.decide import Intent
-from powerguard.sentinel.store import Clocks, IntentFile, IntentTable
+from powerguard.sentinel.store import NAME, UNREAD, Clocks, IntentFile, IntentTable
 from tests.golden import Golden
 
 ROOT = Path(__file__).parents[2]
@@ -372,14 +372,16 @@ def test_uninstall_says_how_to_give_a_slurm_node_back(run: Run, parts: tuple[str
     assert any("scontrol update NodeName=NAME State=RESUME" in line for line in result["next"]) == bool(parts)
 
 
-def test_uninstall_leaves_a_sentinel_for_which_hosts_wait(image: Path, run: Run) -> None:
-    """They are off, and no other program will power them on."""
+@pytest.mark.parametrize("name", [NAME, UNREAD])
+def test_uninstall_leaves_a_sentinel_for_which_hosts_wait(image: Path, run: Run, name: str) -> None:
+    """They are off, and no other program will power them on; also where the sentinel could not read their intents."""
     run()
     store = IntentFile(image / "var/lib/powerguard-sentinel")
     store.path.parent.mkdir(parents=True)
     now = Clocks(boot_id="of-before", boottime_s=500.0, wall_s=time.time())
     intent = Intent(host="n1", outage="o", boot_id="b", feeds=("a",), stored_s=400.0, not_before_s=450.0, expires_s=9e4)
     store.save(IntentTable().put(intent).put(replace(intent, host="n2", expires_s=499.0)), now)
+    store.path.rename(store.path.with_name(name))
     before = tree(image)
     code, result = run(verb="uninstall")
     error = (

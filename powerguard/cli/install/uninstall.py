@@ -122,7 +122,7 @@ def waiting_for_sentinel(disk: "Disk") -> str:
     from powerguard.cli.install.pieces import SENTINEL_SETTINGS
     from powerguard.clock import boot_id, boottime_s
     from powerguard.sentinel.options import SentinelSettings, load
-    from powerguard.sentinel.store import NAME, Clocks, IntentFileError, decode
+    from powerguard.sentinel.store import NAME, UNREAD, Clocks, IntentFileError, IntentTable, decode
     from powerguard.settings.load import SettingsError
 
     try:
@@ -130,11 +130,12 @@ def waiting_for_sentinel(disk: "Disk") -> str:
     except SettingsError:
         state = SentinelSettings.model_fields["state"].default
     now = Clocks(boot_id=boot_id(), boottime_s=boottime_s(), wall_s=time.time())  # noqa: TID251 - as of another boot
-    try:
-        intents = decode(disk.place(f"{state}/{NAME}").read_bytes(), now).intents.values()
-    except (OSError, IntentFileError):
-        return ""
-    hosts = ", ".join(sorted(intent.host for intent in intents if intent.expires_s > now.boottime_s))
+    table = IntentTable()
+    for name in (NAME, UNREAD):  # the newer one first
+        with contextlib.suppress(OSError, IntentFileError):
+            table = table.over(decode(disk.place(f"{state}/{name}").read_bytes(), now))
+    waiting = (intent.host for intent in table.intents.values() if intent.expires_s > now.boottime_s)
+    hosts = ", ".join(sorted(waiting))
     return f"the sentinel here is still to power on {hosts}: without it, they stay off" if hosts else ""
 
 
