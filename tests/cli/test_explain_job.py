@@ -36,14 +36,19 @@ def says(daemon: Loop, *, held_by: str = "", ended_by: str = "", step: int = 70)
     )
 
 
+async def held_for_30_s(daemon: Loop) -> None:
+    """It trains for a minute, and is then held by one host."""
+    await rest(60.0)
+    says(daemon)
+    says(daemon, held_by="gpu2")
+    await rest(30.0)
+
+
 async def held(path: Path, *, cut: bool) -> None:
     """Held by one host and then by two, for 90 s; later the job ends, and trains again after 50 s."""
     world = World(path)
     async with world.running() as daemon:
-        await rest(60.0)
-        says(daemon)
-        says(daemon, held_by="gpu2")
-        await rest(30.0)
+        await held_for_30_s(daemon)
         says(daemon, held_by="gpu2, gpu3")
         if cut:
             world.ups.utility = False
@@ -119,13 +124,10 @@ def test_an_outage_of_its_own_points_to_it_too(tmp_path: Path, run: Run) -> None
 
 
 async def cut_short(path: Path, *, by_boot: bool) -> None:
-    """Held for 30 s, until the host goes down or the trainer's process ends; a month later held again for 30 s."""
+    """Held for 30 s, until the host goes down or the trainer's process ends; an hour later held again for 30 s."""
     world = World(path)
     async with world.running() as daemon:
-        await rest(60.0)
-        says(daemon)
-        says(daemon, held_by="gpu2")
-        await rest(30.0)
+        await held_for_30_s(daemon)
         if not by_boot:
             daemon.submit(TrainerSeen(at_s=daemon.clock(), trainer="many", alive=False))
             await rest(1.0)

@@ -172,12 +172,12 @@ def _remove(choices: list[Choice], args: argparse.Namespace) -> tuple[list[Entry
 
 def _check_kept(kept: list[Entry], args: argparse.Namespace) -> None:
     """Raise RefusedError if one that was to stay does no longer count: reading all and asking may take long."""
-    for root in {entry.path.rpartition("/")[0] for entry in kept}:
-        whole = {entry.path for entry in entries_at(root, **access_of(args)) if entry.is_whole}
-        for entry in kept:
-            if entry.path.rpartition("/")[0] == root and entry.path not in whole:
-                msg = f"{entry.path}: was to stay, but is gone or set aside by now, so none is removed (run it again)"
-                raise RefusedError(msg)
+    roots = {entry.path.rpartition("/")[0] for entry in kept}
+    whole = {entry.path for root in roots for entry in entries_at(root, **access_of(args)) if entry.is_whole}
+    for entry in kept:
+        if entry.path not in whole:
+            msg = f"{entry.path}: was to stay, but is gone or set aside by now, so none is removed (run it again)"
+            raise RefusedError(msg)
 
 
 def _remover(root: str, args: argparse.Namespace) -> Callable[[Entry], str]:

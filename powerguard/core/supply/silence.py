@@ -206,9 +206,9 @@ def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch:
     load = min(one.share * one.least for one in others)
     since_s = reading.at_s if watch.counted_s is None else watch.counted_s
     spent = watch.spent + max(0.0, now_s - since_s) / account.tau_s(points, load)
-    seen = max(takers.values(), default=0.0) >= _VISIBLE
-    seen = seen and not any(one.risen for one in others if one.ups in known)
-    seen = seen or _is_needed(policy, upses, each)
+    would_show = max(takers.values(), default=0.0) >= _VISIBLE
+    shown = would_show and not any(one.risen for one in others if one.ups in known)
+    seen = shown or _is_needed(policy, upses, each)
     if again or not (watch.lives or (seen and spent >= OUTLIVED)):
         return replace(watch, spent=spent, counted_s=now_s, lives=False)
     # Until another one goes to battery again, the others' loads are those next to a UPS that lives.

@@ -124,14 +124,8 @@ async def _helper(options: HostOptions, properties: Mapping[str, str]) -> list[F
         return [Finding(name, "FAIL", f"{HELPER}: {properties['LoadState']}", fix)]
     if any(word in properties.get("Environment", "") for word in REHEARSALS):
         text = f"{HELPER} is set to rehearse: it records, and does not power off"
-        return [
-            Finding(
-                name,
-                "FAIL",
-                text,
-                f"remove the drop-in that sets it (systemctl cat {HELPER} names it); systemctl daemon-reload",
-            )
-        ]
+        right = f"remove the drop-in that sets it (systemctl cat {HELPER} names it); systemctl daemon-reload"
+        return [Finding(name, "FAIL", text, right)]
     if obstacle(options):  # Another check reports it, or this user may not write there.
         return [Finding(name, "PASS", f"{HELPER} is installed; it was not asked")]
     if because := await unanswered(options, boot=boot_id()):

@@ -869,9 +869,8 @@ class RequestQueue:
         if now and self.uploads is not None:
             self.uploads.hold()
             with self.changed:
-                if (
-                    self._uploads_lease is None
-                ):  # It ended meanwhile, or with its checkpoint: nothing later lets them go.
+                # Without a lease (it ended meanwhile, or with its checkpoint) nothing later lets them go.
+                if self._uploads_lease is None:
                     self.uploads.release()
 
     def _release_uploads(self) -> None:
